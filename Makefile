@@ -1,0 +1,68 @@
+# Everything needs only Python 3.11+ and this file: each target builds what it needs in .venv, once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test quick lint format bench docs clean
+
+help:
+	@echo "make demo    classify real photographs and write demo-report/index.html"
+	@echo "make test    run all tests            make quick   leave out the slow ones"
+	@echo "make lint    ruff and mypy            make format  let ruff rewrite"
+	@echo "make bench   speed and memory         make docs    build the documentation in site/"
+	@echo "make setup   only the environment     make clean   remove it"
+
+# The stamps depend on what decides the environment, so a second run installs nothing.
+$(VENV)/.base: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/.embedded: $(VENV)/.base
+	$(BIN)/usetta models pull embedded
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.base
+	$(PIP) install --constraint constraints.txt --editable '.[demo]'
+	@touch $@
+
+# OpenAI's own code is what the parity tests compare with. Its dependencies are left out: it would bring torchvision.
+$(VENV)/.test: $(VENV)/.base
+	$(PIP) install --constraint constraints.txt --editable '.[test,lint,hub,demo]'
+	$(PIP) install --no-deps openai-clip==1.0.1
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.base
+	$(PIP) install --constraint constraints.txt --editable '.[docs]'
+	@touch $@
+
+setup: $(VENV)/.base $(VENV)/.embedded
+
+demo: setup $(VENV)/.demo
+	$(BIN)/python -m tools.demo --out demo-report
+
+test: setup $(VENV)/.test
+	$(BIN)/python -m pytest
+
+quick: setup $(VENV)/.test
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup $(VENV)/.test
+	$(BIN)/python -m benchmarks.encode
+
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf $(VENV) site demo-report

@@ -1,0 +1,285 @@
+"""The command line: one plain typed function per command.
+
+Answers go to standard output, one line per picture as soon as it is known; everything else (which model, progress, bad
+pictures) goes to standard error. Exit codes: 0 all well, 1 something failed, 2 wrong usage. Heavy imports happen inside
+the commands, so that `--help` answers at once.
+"""
+
+import csv
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from usetta import __version__
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from usetta.classifier import Classifier, Prediction
+
+app = typer.Typer(
+    name="usetta",
+    help="Classify images better with CLIP-like models at test time, without labels.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+ls_app = typer.Typer(help="List what there is.", no_args_is_help=True)
+models_app = typer.Typer(help="Fetch models.", no_args_is_help=True)
+app.add_typer(ls_app, name="ls")
+app.add_typer(models_app, name="models")
+
+Classes = Annotated[
+    str, typer.Option("--classes", "-c", help="Class names: 'cat,dog,red fox', or @FILE with one name per line.")
+]
+Method = Annotated[str, typer.Option("--method", "-m", help="See `usetta ls methods`.")]
+ModelName = Annotated[str, typer.Option("--model", help="A name from `usetta ls models`, a hub id or a weights file.")]
+Templates = Annotated[
+    list[str] | None,
+    typer.Option("--template", "-t", help="Text with {} for the class name; several make an ensemble."),
+]
+Views = Annotated[int, typer.Option(help="Views per picture, the picture itself included.", min=1)]
+Seed = Annotated[int, typer.Option(help="Seed of the views.", min=0)]
+AugMix = Annotated[bool, typer.Option("--augmix", help="AugMix on the strong views, as on fine-grained sets.")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
+) -> None:
+    if version:
+        typer.echo(f"usetta {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def classify(
+    paths: Annotated[list[Path], typer.Argument(help="Pictures, or folders of pictures.", metavar="PATH...")],
+    classes: Classes,
+    method: Method = "se",
+    model: ModelName = "auto",
+    template: Templates = None,
+    views: Views = 64,
+    seed: Seed = 0,
+    augmix: AugMix = False,
+    top: Annotated[int, typer.Option(help="How many classes to name per picture in JSON.", min=1)] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values with a header.")] = False,
+) -> None:
+    """Classify pictures. A bad picture is reported and skipped; the exit code is then 1."""
+    from usetta.images import ImageError, find_images
+
+    if as_json and as_csv:
+        raise typer.BadParameter("choose one of --json and --csv")
+    with _clear_errors():
+        pictures = find_images(paths)
+        classifier = _classifier(classes, method, model, template, views, seed, augmix)
+    write = _json_writer(top) if as_json else _csv_writer() if as_csv else _text_writer(pictures)
+    failed = 0
+    for picture, outcome in zip(pictures, _progress(classifier.stream(pictures), len(pictures)), strict=True):
+        write(picture, outcome)
+        if isinstance(outcome, ImageError):
+            failed += 1
+            _say(f"usetta: {outcome}")
+    if failed:
+        _say(f"usetta: {failed} of {len(pictures)} pictures could not be read")
+        raise typer.Exit(1)
+
+
+@app.command()
+def explain(
+    path: Annotated[Path, typer.Argument(help="A picture.")],
+    classes: Classes,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Figure to write (.png, .svg, .pdf).")] = None,
+    method: Method = "se",
+    model: ModelName = "auto",
+    template: Templates = None,
+    views: Views = 64,
+    seed: Seed = 0,
+    augmix: AugMix = False,
+    shown: Annotated[int, typer.Option(help="How many strong views the figure shows.", min=1)] = 24,
+    as_json: AsJson = False,
+) -> None:
+    """Show why a picture got its answer: its views by certainty, the chosen ones, zero-shot against the method."""
+    from usetta.images import open_image
+
+    target = out or path.with_name(f"{path.stem}-explained.png")
+    with _clear_errors():
+        image = open_image(path)  # first, so that a bad picture is told before a model is loaded
+        if target.suffix.lower() not in (".png", ".svg", ".pdf", ".jpg", ".jpeg"):
+            raise ValueError(f"cannot write a figure as {target.name!r}: use .png, .svg, .pdf or .jpg")
+        if not target.parent.is_dir():
+            raise ValueError(f"no folder {str(target.parent)!r} to write the figure to")
+        explanation = _classifier(classes, method, model, template, max(views, 2), seed, augmix).explain(image)
+        explanation.save(target, shown)
+    if as_json:
+        typer.echo(json.dumps({**explanation.prediction.as_dict(), "source": str(path), "figure": str(target)}))
+    else:
+        typer.echo(_sentence(explanation.prediction))
+        typer.echo(f"figure: {target}")
+
+
+@ls_app.command("methods")
+def ls_methods(as_json: AsJson = False) -> None:
+    """List the methods."""
+    from usetta import methods
+
+    rows = [{"name": name, "description": methods.get(name).description} for name in methods.names()]
+    _print_rows(rows, as_json)
+
+
+@ls_app.command("models")
+def ls_models(as_json: AsJson = False) -> None:
+    """List the models, and whether their weights are on this machine."""
+    from usetta.models import list_models
+
+    _print_rows(list_models(), as_json)
+
+
+@models_app.command("pull")
+def pull(name: Annotated[str, typer.Argument(help="A name from `usetta ls models`.")]) -> None:
+    """Fetch a model's weights into the cache, so that it works offline afterwards."""
+    from usetta.models import pull_model
+
+    with _clear_errors():
+        where = pull_model(name, progress=_say)
+    typer.echo(f"{name}: ready in {where}")
+
+
+def _classifier(
+    classes: str, method: str, model: str, template: list[str] | None, views: int, seed: int, augmix: bool
+) -> "Classifier":
+    from usetta import methods
+    from usetta.classifier import Classifier
+    from usetta.models import load_model
+    from usetta.prompts import DEFAULT_TEMPLATE
+
+    names, recipe = _read_classes(classes), methods.get(method)  # before the slow part, so that a typo is told at once
+    loaded = load_model(model)
+    _say(f"model: {loaded.name}")
+    return Classifier(
+        names, loaded, recipe, templates=template or DEFAULT_TEMPLATE, views=views, seed=seed, augmix=augmix
+    )
+
+
+def _read_classes(classes: str) -> list[str]:
+    if classes.startswith("@"):
+        try:
+            found = Path(classes[1:]).read_text(encoding="utf-8-sig").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"cannot read class names from {classes[1:]!r}: {error}") from error
+    else:
+        found = classes.split(",")
+    names = [name.strip() for name in found if name.strip()]
+    if not names:
+        raise ValueError("there must be at least one class name")
+    return names
+
+
+@contextmanager
+def _clear_errors() -> Iterator[None]:
+    """What goes wrong is told in one line without a traceback: exit code 2 for wrong usage, 1 for the rest."""
+    from usetta.images import ImageError
+    from usetta.models import ModelError
+
+    try:
+        yield
+    except (ImageError, ModelError, OSError) as error:
+        _say(f"usetta: {error}")
+        raise typer.Exit(1) from error
+    except ValueError as error:
+        _say(f"usetta: {error}")
+        raise typer.Exit(2) from error
+
+
+def _sentence(answer: "Prediction") -> str:
+    text = f"{answer.label}  {answer.confidence:.1%}"
+    weak = answer.classes[int(answer.zero_shot.argmax())]
+    return text if weak == answer.label else f"{text}  (zero-shot: {weak}  {float(answer.zero_shot.max()):.1%})"
+
+
+def _text_writer(pictures: list[Path]) -> Any:
+    width = max(len(str(picture)) for picture in pictures)
+
+    def write(picture: Path, outcome: Any) -> None:
+        if not isinstance(outcome, Exception):
+            _line(f"{str(picture):<{width}}  {_sentence(outcome)}")
+
+    return write
+
+
+def _json_writer(top: int) -> Any:
+    def write(picture: Path, outcome: Any) -> None:
+        bad = isinstance(outcome, Exception)
+        _line(json.dumps({"source": str(picture), "error": outcome.reason} if bad else outcome.as_dict(top)))
+
+    return write
+
+
+def _csv_writer() -> Any:
+    table = csv.writer(sys.stdout, lineterminator="\n")
+    table.writerow(["source", "label", "probability", "zero_shot_label", "zero_shot_probability", "error"])
+
+    def write(picture: Path, outcome: Any) -> None:
+        if isinstance(outcome, Exception):
+            table.writerow([picture, "", "", "", "", outcome.reason])  # type: ignore[attr-defined]
+        else:
+            row = outcome.as_dict()
+            zero_shot = row["zero_shot"]
+            table.writerow(
+                [picture, row["label"], row["probability"], zero_shot["label"], zero_shot["probability"], ""]
+            )
+        sys.stdout.flush()
+
+    return write
+
+
+def _line(text: str) -> None:
+    """One line to standard output, at once: what has been computed survives whatever comes next."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def _progress(outcomes: Iterator[Any], total: int) -> Any:
+    if total < 2 or not sys.stderr.isatty():
+        return outcomes
+    from rich.progress import track
+
+    return track(outcomes, total=total, description="Classifying", console=_stderr())
+
+
+def _stderr() -> "Console":
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in rows[0]:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*(str(value) for value in row.values()))
+    Console().print(table)

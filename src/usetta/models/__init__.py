@@ -1,0 +1,6 @@
+"""Towers and weights: CLIP written here, adapters for other hub models, and how to load either by name."""
+
+from usetta.models.base import Model, ModelError, TextTower
+from usetta.models.registry import list_models, load_model
+
+__all__ = ["Model", "ModelError", "TextTower", "list_models", "load_model"]

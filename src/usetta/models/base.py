@@ -1,0 +1,69 @@
+"""What every model offers to the rest of the library: two towers into one space.
+
+The rest of `usetta` sees a model only through these two protocols, so CLIP written here, the embedded model and
+adapters for hub models are interchangeable. Features are always float32 and of unit length, so a logit is
+`logit_scale * image @ text`. Pixels arrive un-normalised: uint8 views stay uint8 until they reach the model, which
+owns its mean and standard deviation.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:  # so that names and errors of models can be had without the seconds that importing torch takes
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+
+class ModelError(Exception):
+    """A model could not be found, downloaded or loaded; the message says what and why."""
+
+
+@runtime_checkable
+class TextTower(Protocol):
+    """Turns token embeddings into text features, so that a learned context can stand in for words."""
+
+    width: int
+    context_length: int
+    causal: bool
+    """Whether a position sees only earlier ones. Sharing prefixes and trimming padding are exact only if it does."""
+
+    def tokenize(self, texts: Sequence[str]) -> Tensor:
+        """Token ids (n, context_length), padded. A text that does not fit raises ValueError naming it."""
+        ...
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Word embeddings of `ids` (n, L), without positions: (n, L, width)."""
+        ...
+
+    def encode(self, embeddings: Tensor, ids: Tensor) -> Tensor:
+        """Unit-length text features (n, D) of `embeddings` (n, L, width); `ids` (n, L) tell where each text ends."""
+        ...
+
+
+@runtime_checkable
+class Model(Protocol):
+    """A pair of towers."""
+
+    name: str
+    embed_dim: int
+    image_size: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    logit_scale: float
+    """The factor between cosine and logit (already exponentiated; about 100 for CLIP)."""
+
+    @property
+    def text(self) -> TextTower:
+        """The text tower."""
+        ...
+
+    def encode_images(self, pixels: Tensor) -> Tensor:
+        """Unit-length features (n, D) of pixels (n, 3, S, S): uint8 in 0..255 or float in 0..1, not normalised."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of architecture and weights: equal fingerprints give equal features."""
+        ...

@@ -1,0 +1,271 @@
+"""A file of weights to a CLIP model, and back.
+
+A checkpoint is accepted whole or not at all: every tensor must be there, fit and be finite, and no tensor may be left
+over. The activation and the number of heads are not in the tensors, so they come from the file beside the weights, the
+architecture's entry in `config.ARCHITECTURES`, the published name or the caller; if these disagree, or all are silent,
+that is an error, because the wrong choice gives plausible and slightly worse answers.
+"""
+
+import json
+import math
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from usetta.models.base import ModelError
+from usetta.models.clip import CLIP
+from usetta.models.config import ARCHITECTURES, Activation, CLIPConfig, ResNetConfig, TextConfig, ViTConfig
+from usetta.models.layouts import (
+    LOGIT_SCALE,
+    Layout,
+    State,
+    detect,
+    missing_and_surplus,
+    own_shape,
+    to_foreign,
+    to_own,
+)
+from usetta.models.sidecar import Sidecar, read_sidecar
+from usetta.models.tokenizer import CLIPTokenizer, default_tokenizer
+from usetta.models.torchscript import is_torchscript, read_torchscript, scripted_activation
+
+
+def load_checkpoint(
+    path: Path,
+    *,
+    name: str,
+    architecture: str | None = None,
+    activation: Activation | None = None,
+    published_as: str | None = None,
+) -> CLIP:
+    """The model in `path`.
+
+    architecture: the entry of `ARCHITECTURES` it must have; by default it is inferred.
+    activation: what the caller knows about it. It must agree with whatever else is known.
+    published_as: the id under which the file was published, which may tell the activation; by default its file name.
+    """
+    state = read_state(path)
+    layout = detect(state, str(path))
+    beside = read_sidecar(path.parent, layout)
+    config = ARCHITECTURES[architecture] if architecture else infer_sizes(state, layout, str(path))
+    keys = _check(state, config, layout, path, architecture)
+    config = _with_heads(_without_heads(config), beside, path)
+    config = replace(config, activation=_resolve_activation(path, activation, beside, published_as or path.name))
+    if beside:
+        config = replace(config, mean=beside.mean or config.mean, std=beside.std or config.std)
+    vocabulary = path.with_name("tokenizer.json")
+    tokenizer = CLIPTokenizer.from_json(vocabulary) if vocabulary.is_file() else default_tokenizer()
+    if tokenizer.vocab_size > config.text.vocab_size:
+        raise ModelError(f"{path} embeds {config.text.vocab_size} tokens, but its tokenizer has {tokenizer.vocab_size}")
+    scale = math.exp(float(state[LOGIT_SCALE]))
+    return CLIP.from_state(config, to_own(state, keys, layout), name=name, logit_scale=scale, tokenizer=tokenizer)
+
+
+def read_state(path: Path) -> State:
+    """The state dict in a safetensors file, a pickle of tensors (nothing else is read) or a TorchScript archive."""
+    if not path.is_file():
+        raise ModelError(f"{path} does not exist" if not path.exists() else f"{path} is not a file")
+    with path.open("rb") as file:
+        start = file.read(64)
+    if start.startswith(b"version https://git-lfs"):
+        raise ModelError(f"{path} is a git-lfs pointer, not the weights: run `git lfs pull` where it came from")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        if is_torchscript(path):
+            return read_torchscript(path)
+        return _unwrap(torch.load(path, map_location="cpu", weights_only=True), path)
+    except SafetensorError as error:
+        raise ModelError(f"{path} is damaged, perhaps cut off while downloading ({error})") from None
+    except pickle.UnpicklingError as error:
+        reason = str(error).splitlines()[0]
+        raise ModelError(f"{path} cannot be read as a plain file of tensors ({reason})") from None
+    except (RuntimeError, EOFError, ValueError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ModelError(f"{path} is damaged or not a file of weights ({reason})") from None
+
+
+def _unwrap(content: object, path: Path) -> State:
+    """The state dict proper: training checkpoints hold it under `state_dict`, with `module.` before every key."""
+    if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
+        content = content["state_dict"]
+    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise ModelError(f"{path} holds no state dict (a mapping of names to tensors)")
+    return {str(key).removeprefix("module."): value for key, value in content.items()}
+
+
+def infer_sizes(state: State, layout: Layout, source: str) -> CLIPConfig:
+    """The architecture whose shapes the state dict has, with 0 for the numbers of heads, which no shape shows."""
+
+    def shape(key: str) -> tuple[int, ...]:
+        found = own_shape(state, key, layout)
+        if found is None:
+            missing, _ = missing_and_surplus(state, [key], layout)
+            raise ModelError(f"{source} lacks {missing[0]}, without which its architecture cannot be told")
+        return found
+
+    def count(pattern: str) -> int:
+        return next(i for i in range(len(state) + 1) if own_shape(state, pattern.format(i), layout) is None)
+
+    text = TextConfig(
+        width=shape("text_tower.token_embedding.weight")[1],
+        layers=count("text_tower.blocks.{}.ln_1.weight"),
+        heads=0,
+        context_length=shape("text_tower.positional_embedding")[0],
+        vocab_size=shape("text_tower.token_embedding.weight")[0],
+    )
+    vision: ViTConfig | ResNetConfig
+    if own_shape(state, "image_tower.class_embedding", layout):
+        width, _, patch, _ = shape("image_tower.patches.weight")
+        grid = math.isqrt(shape("image_tower.positional_embedding")[0] - 1)
+        vision = ViTConfig(grid * patch, patch, width, layers=count("image_tower.blocks.{}.ln_1.weight"), heads=0)
+    else:
+        grid = math.isqrt(shape("image_tower.pool.positional_embedding")[0] - 1)
+        width = shape("image_tower.stages.0.0.reduce.conv.weight")[0]
+        depths = [count(f"image_tower.stages.{stage}.{{}}.reduce.conv.weight") for stage in range(4)]
+        vision = ResNetConfig(grid * 32, width, layers=(depths[0], depths[1], depths[2], depths[3]), heads=0)
+    return CLIPConfig(shape("text_tower.projection")[1], vision, text)
+
+
+def _with_heads(config: CLIPConfig, beside: Sidecar | None, path: Path) -> CLIPConfig:
+    """The same architecture with its numbers of heads, from the table of architectures or the file beside it."""
+    known = next((known for known in ARCHITECTURES.values() if _without_heads(known) == config), None)
+    if beside and beside.vision_heads and beside.text_heads:
+        stated = replace(
+            config,
+            vision=replace(config.vision, heads=beside.vision_heads),
+            text=replace(config.text, heads=beside.text_heads),
+        )
+        if known and known != stated:
+            raise ModelError(f"{beside.path} states other numbers of heads than {_describe(known)} has")
+        return stated
+    if known is None:
+        raise ModelError(
+            f"{path} has an architecture without a name here ({_describe(config)}), so its number of heads is "
+            "unknown; put the open_clip_config.json or config.json that was published with it beside it"
+        )
+    return known
+
+
+def _without_heads(config: CLIPConfig) -> CLIPConfig:
+    return replace(config, vision=replace(config.vision, heads=0), text=replace(config.text, heads=0))
+
+
+def _describe(config: CLIPConfig) -> str:
+    """The name of an architecture, or its sizes."""
+    for name, known in ARCHITECTURES.items():
+        if _without_heads(known) == _without_heads(config):
+            return name
+    vision, text = config.vision, config.text
+    kind = f"patches of {vision.patch_size}" if isinstance(vision, ViTConfig) else "a residual network"
+    return (
+        f"{kind}, image size {vision.image_size}, image width {vision.width} x {vision.layers} layers, "
+        f"text width {text.width} x {text.layers} layers"
+    )
+
+
+def _resolve_activation(path: Path, given: Activation | None, beside: Sidecar | None, published_as: str) -> Activation:
+    """The one activation that all sources agree on."""
+    said: dict[str, Activation | None] = {
+        "the caller": given,
+        beside.path.name if beside else "": beside.activation if beside else None,
+        "the code in the file": scripted_activation(path) if is_torchscript(path) else None,
+        f"the name {published_as}": activation_of_name(published_as),
+    }
+    opinions = {who: what for who, what in said.items() if what}
+    if not opinions:
+        raise ModelError(
+            f"the activation of {path} is unknown: pass activation='quick_gelu' for weights from OpenAI (and other "
+            "QuickGELU models) or activation='gelu' for weights from LAION and DataComp"
+        )
+    if len(set(opinions.values())) > 1:
+        listed = ", ".join(f"{who} says {what}" for who, what in opinions.items())
+        raise ModelError(f"the activation of {path} is contradictory: {listed}")
+    return next(iter(opinions.values()))
+
+
+def activation_of_name(name: str) -> Activation | None:
+    """What a published name tells: OpenAI trained with QuickGELU, LAION and DataComp with GELU unless they say so."""
+    lowered = name.lower()
+    if "quickgelu" in lowered or "quick_gelu" in lowered or "openai" in lowered:
+        return "quick_gelu"
+    return "gelu" if "laion" in lowered or "datacomp" in lowered else None
+
+
+def _check(state: State, config: CLIPConfig, layout: Layout, path: Path, architecture: str | None) -> list[str]:
+    """Our keys, once `state` is known to fill them all with finite tensors of the right shape."""
+    with torch.device("meta"):
+        expected = {key: tuple(tensor.shape) for key, tensor in CLIP(config, name="").state_dict().items()}
+    missing, surplus = missing_and_surplus(state, expected, layout)
+    shapes = {key: (own_shape(state, key, layout), shape) for key, shape in expected.items()}
+    wrong = [f"{key} is {found}, not {shape}" for key, (found, shape) in shapes.items() if found and found != shape]
+    problems = [f"wrong shapes: {_some(wrong)}"] if wrong else []
+    problems += [f"missing keys: {_some(missing)}"] if missing else []
+    problems += [f"surplus keys: {_some(surplus)}"] if surplus else []
+    if problems:
+        wanted = architecture or _describe(config)
+        raise ModelError(
+            f"{path} does not fit {wanted}{_looks_like(state, layout, architecture)}; {'; '.join(problems)}"
+        )
+    infinite = [key for key, tensor in state.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
+    if infinite:
+        raise ModelError(f"{path} has NaN or infinite values in {_some(infinite)}")
+    return list(expected)
+
+
+def _looks_like(state: State, layout: Layout, architecture: str | None) -> str:
+    try:
+        found = _describe(infer_sizes(state, layout, ""))
+    except ModelError:
+        return ""
+    return f" (it holds {found})" if found != architecture else ""
+
+
+def _some(items: list[str], limit: int = 3) -> str:
+    rest = f" and {len(items) - limit} more" if len(items) > limit else ""
+    return ", ".join(items[:limit]) + rest
+
+
+def export_state(model: CLIP, layout: Layout) -> State:
+    """The weights of `model` under the names of another layout (`openai` is also open_clip's)."""
+    scale = torch.tensor(math.log(model.logit_scale))
+    return {**to_foreign(model.state_dict(), layout), LOGIT_SCALE: scale}
+
+
+def save_model(model: CLIP, folder: Path) -> Path:
+    """Write `model` as open_clip would: safetensors with the configuration beside it. Returns the weights' path."""
+    config = model.config
+    vision, text = config.vision, config.text
+    patch = vision.patch_size if isinstance(vision, ViTConfig) else None
+    width = vision.width if isinstance(vision, ViTConfig) else vision.pool_width
+    described = {
+        "model_cfg": {
+            "embed_dim": config.embed_dim,
+            "quick_gelu": config.activation == "quick_gelu",
+            "vision_cfg": {
+                "image_size": vision.image_size,
+                "layers": vision.layers,
+                "width": vision.width,
+                "patch_size": patch,
+                "head_width": width // vision.heads,
+            },
+            "text_cfg": {
+                "context_length": text.context_length,
+                "vocab_size": text.vocab_size,
+                "width": text.width,
+                "heads": text.heads,
+                "layers": text.layers,
+            },
+        },
+        "preprocess_cfg": {"mean": config.mean, "std": config.std},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "open_clip_config.json").write_text(json.dumps(described, indent=2), encoding="utf-8")
+    path = folder / "open_clip_model.safetensors"
+    save_file({key: tensor.contiguous() for key, tensor in export_state(model, "openai").items()}, path)
+    return path

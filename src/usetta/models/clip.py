@@ -1,0 +1,145 @@
+"""CLIP in plain PyTorch: the vision transformer, the text transformer, and the pair of them as a `base.Model`.
+
+Written here rather than taken from a library because the test-time methods reach inside: prompt tuning feeds its own
+embeddings into the text tower, a fast path walks `text.blocks` with packed tokens, and TTL re-runs the last image
+blocks from stored hidden states (`embed_patches`, `blocks` and `pool` are the three parts of the image tower).
+"""
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from usetta.models.config import CLIPConfig, TextConfig, ViTConfig
+from usetta.models.resnet import ModifiedResNet
+from usetta.models.tokenizer import CLIPTokenizer, default_tokenizer
+from usetta.models.towers import TwoTowers
+from usetta.models.transformer import make_blocks
+
+
+class VisionTransformer(nn.Module):
+    """Normalised pixels (n, 3, S, S) to features (n, embed_dim), not of unit length."""
+
+    def __init__(self, config: CLIPConfig, vision: ViTConfig) -> None:
+        super().__init__()
+        width = vision.width
+        self.patches = nn.Conv2d(3, width, vision.patch_size, stride=vision.patch_size, bias=False)
+        self.class_embedding = nn.Parameter(torch.zeros(width))
+        self.positional_embedding = nn.Parameter(torch.zeros(vision.tokens, width))
+        self.ln_pre = nn.LayerNorm(width)
+        self.blocks = make_blocks(width, vision.layers, vision.heads, config.activation, causal=False)
+        self.ln_post = nn.LayerNorm(width)
+        self.projection = nn.Parameter(torch.zeros(width, config.embed_dim))
+
+    def embed_patches(self, pixels: Tensor) -> Tensor:
+        """Hidden states before the first block (n, tokens, width), the class token first."""
+        patches = self.patches(pixels).flatten(2).transpose(1, 2)
+        first = self.class_embedding.expand(len(pixels), 1, -1)
+        hidden: Tensor = self.ln_pre(torch.cat([first, patches], 1) + self.positional_embedding)
+        return hidden
+
+    def pool(self, hidden: Tensor) -> Tensor:
+        """Features (n, embed_dim) of the hidden states after the last block (n, tokens, width)."""
+        pooled: Tensor = self.ln_post(hidden[:, 0]) @ self.projection
+        return pooled
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        hidden = self.embed_patches(pixels)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.pool(hidden)
+
+
+class TextTransformer(nn.Module):
+    """CLIP's text tower as a `base.TextTower`: causal, read out at the end-of-text token."""
+
+    causal = True
+
+    def __init__(self, config: CLIPConfig, text: TextConfig, tokenizer: CLIPTokenizer) -> None:
+        super().__init__()
+        self.width = text.width
+        self.context_length = text.context_length
+        self.tokenizer = tokenizer
+        self.token_embedding = nn.Embedding(text.vocab_size, text.width)
+        self.positional_embedding = nn.Parameter(torch.zeros(text.context_length, text.width))
+        self.blocks = make_blocks(text.width, text.layers, text.heads, config.activation, causal=True)
+        self.ln_final = nn.LayerNorm(text.width)
+        self.projection = nn.Parameter(torch.zeros(text.width, config.embed_dim))
+
+    def tokenize(self, texts: Sequence[str]) -> Tensor:
+        """Token ids (n, context_length), padded with 0. A text that does not fit raises ValueError naming it."""
+        return self.tokenizer.tokenize(texts, self.context_length)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Word embeddings (n, L, width) of `ids` (n, L), without positions, on the tower's device."""
+        embeddings: Tensor = self.token_embedding(ids.to(self.token_embedding.weight.device))
+        return embeddings
+
+    def encode(self, embeddings: Tensor, ids: Tensor) -> Tensor:
+        """Unit-length features (n, D) of `embeddings` (n, L, width), differentiable in them.
+
+        L may be anything up to `context_length`, as long as every text's end stands within it: the tower is causal, so
+        what follows the end-of-text token (the largest id) changes nothing.
+        """
+        length = embeddings.shape[1]
+        hidden = embeddings + self.positional_embedding[:length]
+        for block in self.blocks:
+            hidden = block(hidden)
+        end = ids.to(hidden.device).argmax(-1)
+        last = hidden[torch.arange(len(hidden), device=hidden.device), end]
+        return normalize((self.ln_final(last) @ self.projection).float(), dim=-1)
+
+
+class CLIP(TwoTowers):
+    """The two towers as a `base.Model`."""
+
+    def __init__(
+        self,
+        config: CLIPConfig,
+        *,
+        name: str,
+        logit_scale: float = 100.0,
+        is_random: bool = False,
+        tokenizer: CLIPTokenizer | None = None,
+    ) -> None:
+        super().__init__(
+            name=name,
+            embed_dim=config.embed_dim,
+            image_size=config.vision.image_size,
+            mean=config.mean,
+            std=config.std,
+            logit_scale=logit_scale,
+        )
+        self.config = config
+        self.is_random = is_random
+        self.image_tower = (
+            VisionTransformer(config, config.vision)
+            if isinstance(config.vision, ViTConfig)
+            else ModifiedResNet(config.vision, config.embed_dim)
+        )
+        self.text_tower = TextTransformer(config, config.text, tokenizer or default_tokenizer())
+        self.freeze()
+
+    @classmethod
+    def from_state(cls, config: CLIPConfig, state: dict[str, Tensor], **settings: Any) -> Self:
+        """A model whose parameters are the tensors of `state`, in this library's own key names, without a copy."""
+        with torch.device("meta"):
+            model = cls(config, **settings)
+        model.load_state_dict(state, assign=True)
+        return model.freeze()
+
+    @property
+    def text(self) -> TextTransformer:
+        """The text tower."""
+        return self.text_tower
+
+    def image_features(self, pixels: Tensor) -> Tensor:
+        """Features (n, D), of any length, of normalised pixels (n, 3, S, S)."""
+        features: Tensor = self.image_tower(pixels)
+        return features
+
+    def describe(self) -> str:
+        """The configuration."""
+        return repr(self.config)

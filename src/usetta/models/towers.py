@@ -1,0 +1,103 @@
+"""What all pairs of towers that are PyTorch modules have in common: pixels in, unit-length features out, a fingerprint.
+
+Weights are frozen and the towers are always in evaluation mode; only inputs ever receive gradients.
+"""
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+# Pictures encoded at once. Activations of 8 stay in a CPU's cache: 1.5x faster per picture than 64 on two cores.
+_CPU_CHUNK = 8
+_GPU_CHUNK = 64
+
+
+class TwoTowers(nn.Module):
+    """The image half of a `base.Model`; a subclass adds the text tower and says how normalised pixels become features.
+
+    `to(device, dtype)` moves the weights and leaves `logit_scale` exact.
+    """
+
+    is_random = False
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        embed_dim: int,
+        image_size: int,
+        mean: tuple[float, float, float],
+        std: tuple[float, float, float],
+        logit_scale: float,
+    ) -> None:
+        super().__init__()
+        self.name = name
+        self.embed_dim = embed_dim
+        self.image_size = image_size
+        self.mean = mean
+        self.std = std
+        self.logit_scale = logit_scale
+        self._fingerprint: str | None = None
+
+    def image_features(self, pixels: Tensor) -> Tensor:
+        """Features (n, D), of any length, of normalised pixels (n, 3, S, S)."""
+        raise NotImplementedError
+
+    def describe(self) -> str:
+        """Everything beside the weights that the features depend on."""
+        raise NotImplementedError
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Precision of the weights; features are float32 whatever it is."""
+        return next(self.parameters()).dtype
+
+    def normalize(self, pixels: Tensor) -> Tensor:
+        """Pixels (n, 3, S, S), uint8 in 0..255 or float in 0..1, as the image tower wants them."""
+        size = self.image_size
+        if pixels.ndim != 4 or pixels.shape[1:] != (3, size, size):
+            raise ValueError(f"{self.name} wants pixels of shape (n, 3, {size}, {size}), got {tuple(pixels.shape)}")
+        if pixels.dtype != torch.uint8 and not pixels.is_floating_point():
+            raise ValueError(f"{self.name} wants pixels as uint8 or float, got {pixels.dtype}")
+        unit = 255.0 if pixels.dtype == torch.uint8 else 1.0
+        mean = torch.tensor(self.mean, device=self.device).view(3, 1, 1)
+        std = torch.tensor(self.std, device=self.device).view(3, 1, 1)
+        return ((pixels.to(self.device).float() / unit - mean) / std).to(self.dtype)
+
+    @torch.no_grad()  # not inference_mode: its tensors may not take part in a later backward pass
+    def encode_images(self, pixels: Tensor) -> Tensor:
+        """Unit-length float32 features (n, D) of pixels (n, 3, S, S): uint8 in 0..255 or float in 0..1."""
+        if len(pixels) == 0:
+            return torch.empty(0, self.embed_dim, device=self.device)
+        chunk = _CPU_CHUNK if self.device.type == "cpu" else _GPU_CHUNK
+        features = [self.image_features(self.normalize(part)) for part in torch.split(pixels, chunk)]
+        return normalize(torch.cat(features).float(), dim=-1)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of configuration, precision and weights; the device is not part of it."""
+        if self._fingerprint is None:
+            digest = hashlib.blake2b(f"{self.describe()} {self.logit_scale}".encode(), digest_size=16)
+            for key, tensor in sorted(self.state_dict().items()):
+                digest.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
+                digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy())
+            self._fingerprint = digest.hexdigest()
+        return self._fingerprint
+
+    def freeze(self) -> Self:
+        """Evaluation mode, and no gradients for the weights."""
+        return self.requires_grad_(False).train(False)
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        self._fingerprint = None  # a change of precision changes the weights
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self

@@ -1,0 +1,55 @@
+"""What several tests share. No test reaches a network: the hub is told to stay offline before anything loads it."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("MPLBACKEND", "agg")
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from usetta.models.clip import CLIP
+from usetta.models.config import CLIPConfig, TextConfig, ViTConfig
+from usetta.models.random_weights import random_model
+
+SHARED = Path(os.environ.get("USETTA_SHARED", Path(__file__).parents[2] / "shared"))
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of real pictures and features that cannot be published."""
+    if not SHARED.is_dir():
+        pytest.skip(f"no real pictures: {SHARED} is not there (set USETTA_SHARED)")
+    return SHARED
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> CLIP:
+    """A CLIP small enough to run in milliseconds; its answers mean nothing."""
+    config = CLIPConfig(
+        embed_dim=32,
+        vision=ViTConfig(image_size=32, patch_size=8, width=64, layers=2, heads=1),
+        text=TextConfig(width=64, layers=2, heads=1),
+    )
+    return random_model(config, name="tiny-random", seed=0)
+
+
+def make_picture(seed: int = 0, size: tuple[int, int] = (60, 40)) -> Image.Image:
+    """A picture with structure at several scales, so that crops of it differ."""
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 256, (5, 7, 3), dtype=np.uint8)).resize(size, Image.Resampling.BICUBIC)
+    noise = rng.integers(-20, 20, (size[1], size[0], 3))
+    return Image.fromarray(np.clip(np.asarray(coarse) + noise, 0, 255).astype(np.uint8))
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> list[Path]:
+    """Five pictures in a folder."""
+    paths = [tmp_path / "pictures" / f"picture-{i}.png" for i in range(5)]
+    paths[0].parent.mkdir()
+    for i, path in enumerate(paths):
+        make_picture(i).save(path)
+    return paths
