@@ -24,13 +24,9 @@ $(VENV)/.embedded: $(VENV)/.base
 	$(BIN)/usetta models pull embedded
 	@touch $@
 
-$(VENV)/.demo: $(VENV)/.base
-	$(PIP) install --constraint constraints.txt --editable '.[demo]'
-	@touch $@
-
 # OpenAI's own code is what the parity tests compare with. Its dependencies are left out: it would bring torchvision.
 $(VENV)/.test: $(VENV)/.base
-	$(PIP) install --constraint constraints.txt --editable '.[test,lint,hub,demo]'
+	$(PIP) install --constraint constraints.txt --editable '.[test,lint,hub]'
 	$(PIP) install --no-deps openai-clip==1.0.1
 	@touch $@
 
@@ -40,8 +36,8 @@ $(VENV)/.docs: $(VENV)/.base
 
 setup: $(VENV)/.base $(VENV)/.embedded
 
-demo: setup $(VENV)/.demo
-	$(BIN)/python -m tools.demo --out demo-report
+demo: setup
+	$(BIN)/usetta demo --out demo-report
 
 test: setup $(VENV)/.test
 	$(BIN)/python -m pytest
@@ -59,7 +55,7 @@ format: $(VENV)/.test
 	$(BIN)/ruff format .
 
 bench: setup $(VENV)/.test
-	$(BIN)/python -m benchmarks.encode
+	$(BIN)/python -m benchmarks.se
 
 docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict

@@ -53,3 +53,11 @@ def pictures(tmp_path: Path) -> list[Path]:
     for i, path in enumerate(paths):
         make_picture(i).save(path)
     return paths
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tiny_model: CLIP, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model as a folder of weights, which the command line takes as a model."""
+    from usetta.models.checkpoints import save_model
+
+    return save_model(tiny_model, tmp_path_factory.mktemp("tiny")).parent

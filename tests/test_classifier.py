@@ -2,8 +2,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import make_picture
 
+from conftest import make_picture
 from usetta import Classifier, ImageError, Prediction, Recipe
 from usetta.images import open_image, picture_id
 from usetta.models.clip import CLIP

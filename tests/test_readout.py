@@ -13,7 +13,11 @@ def test_the_entropy_rank_counts_strictly_greater_views() -> None:
 
 @pytest.mark.parametrize(
     ("rescaling", "expected"),
-    [("linear", [0.3, 0.42, 0.5, 0.7]), ("root", [0.217157, 0.321115, 0.5, 0.782843]), ("square", [0.4, 0.484, 0.5, 0.6])],
+    [
+        ("linear", [0.3, 0.42, 0.5, 0.7]),
+        ("root", [0.217157, 0.321115, 0.5, 0.782843]),
+        ("square", [0.4, 0.484, 0.5, 0.6]),
+    ],
 )
 def test_beta_for_known_ranks(rescaling: str, expected: list[float]) -> None:
     delta = torch.tensor([0.0, 0.3, 0.5, 1.0])

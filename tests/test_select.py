@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from usetta.select import confident_strong, entropy, keep_count, most_confident
 
 
-@pytest.mark.parametrize(("views", "rho", "kept"), [(63, 0.1, 6), (64, 0.1, 6), (64, 0.3, 19), (63, 0.3, 18), (1, 0.1, 1)])
+@pytest.mark.parametrize(
+    ("views", "rho", "kept"), [(63, 0.1, 6), (64, 0.1, 6), (64, 0.3, 19), (63, 0.3, 18), (1, 0.1, 1)]
+)
 def test_int_cuts_off_and_at_least_one_view_stays(views: int, rho: float, kept: int) -> None:
     assert keep_count(views, rho) == kept
 

@@ -1,7 +1,7 @@
 """The views equal the plain Pillow chain of the published loaders, given the same random draws.
 
 The reference below is written naively and apart from the code under test: torchvision's steps one by one, with
-AugMix mixed in normalised space, as spec §1 has it.
+AugMix mixed in normalised space, as the published code does.
 """
 
 import dataclasses

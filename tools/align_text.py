@@ -532,8 +532,8 @@ def main() -> None:
     config = {
         "width": WIDTH, "layers": LAYERS, "heads": HEADS, "context_length": CONTEXT, "vocab_size": len(codes),
         "embed_dim": EMBED_DIM, "activation": "quick_gelu", "logit_scale": scale, "template": DEFAULT,
-        "parts": [path.name for path in paths], "seed": options.seed, "steps": options.steps, "threads": options.threads,
-        "held_out": options.hold_out, "versions": {"torch": torch.__version__},
+        "parts": [path.name for path in paths], "seed": options.seed, "steps": options.steps,
+        "threads": options.threads, "held_out": options.hold_out, "versions": {"torch": torch.__version__},
         "checks": {key: {k: round(v, 3) for k, v in row.items()} for key, row in table.items()},
     }  # fmt: skip
     (options.out / "config.json").write_text(json.dumps(config, indent=1) + "\n")

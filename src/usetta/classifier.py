@@ -170,27 +170,37 @@ class Classifier:
 
     def explain(self, picture: ImageSource) -> Explanation:
         """The prediction for one picture together with its views, even where the method uses the weak one only."""
+        return self.compare(picture, [self.recipe])[0]
+
+    def compare(self, picture: ImageSource, recipes: Iterable[str | Recipe]) -> list[Explanation]:
+        """What several methods say about one picture, all from one encoding of its views."""
         image = open_image(picture)
         pixels = make_views(image, picture_id(image), self._view_recipe)
-        prediction = self._answer([_name(picture)], self.model.encode_images(pixels)[None])[0]
+        features = self.model.encode_images(pixels)[None]
         if pixels.dtype != torch.uint8:
             pixels = (pixels * 255).round().to(torch.uint8)
-        return Explanation(prediction, self.recipe.name, pixels.permute(0, 2, 3, 1).numpy())
+        shown = pixels.permute(0, 2, 3, 1).numpy()
+        return [
+            Explanation(self._answer([_name(picture)], features, recipe)[0], recipe.name, shown)
+            for recipe in map(methods.get, recipes)
+        ]
 
     def stream(self, pictures: Iterable[ImageSource]) -> Iterator[Prediction | ImageError]:
         """An answer for each picture, in order, as soon as it is known; a bad picture yields its error instead."""
         remaining = iter(pictures)
         while batch := list(islice(remaining, self.batch_size)):
-            outcomes: list[torch.Tensor | ImageError] = []
-            for picture in batch:
+            outcomes: dict[int, Prediction | ImageError] = {}
+            features: dict[int, torch.Tensor] = {}
+            for i, picture in enumerate(batch):
                 try:
-                    outcomes.append(self._features(picture))
+                    features[i] = self._features(picture)
                 except ImageError as error:
-                    outcomes.append(error)
-            good = [(_name(p), f) for p, f in zip(batch, outcomes, strict=True) if isinstance(f, torch.Tensor)]
-            answers = iter(self._answer([n for n, _ in good], torch.stack([f for _, f in good])) if good else [])
-            for outcome in outcomes:
-                yield outcome if isinstance(outcome, ImageError) else next(answers)
+                    outcomes[i] = error
+            if features:
+                sources = [_name(batch[i]) for i in features]
+                answers = self._answer(sources, torch.stack(list(features.values())), self.recipe)
+                outcomes |= zip(features, answers, strict=True)
+            yield from (outcomes[i] for i in range(len(batch)))
 
     def _collect(self, pictures: Iterable[ImageSource], progress: bool | None) -> list[Prediction]:
         pictures = list(pictures)
@@ -207,8 +217,8 @@ class Classifier:
         recipe = replace(self._view_recipe, views=1) if self.recipe.weak_only else self._view_recipe
         return self.model.encode_images(make_views(image, picture_id(image), recipe))
 
-    def _answer(self, sources: list[str], features: torch.Tensor) -> list[Prediction]:
-        result = run(self.recipe, features, self._prompts.features(), self.model.logit_scale)
+    def _answer(self, sources: list[str], features: torch.Tensor, recipe: Recipe) -> list[Prediction]:
+        result = run(recipe, features, self._prompts.features(), self.model.logit_scale)
         return [self._prediction(source, result, i) for i, source in enumerate(sources)]
 
     def _prediction(self, source: str, result: Result, i: int) -> Prediction:

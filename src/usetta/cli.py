@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -66,7 +67,7 @@ def root(
 
 @app.command()
 def classify(
-    paths: Annotated[list[Path], typer.Argument(help="Pictures, or folders of pictures.", metavar="PATH...")],
+    paths: Annotated[list[Path], typer.Argument(help="Pictures, or folders of pictures.", metavar="PATH")],
     classes: Classes,
     method: Method = "se",
     model: ModelName = "auto",
@@ -84,7 +85,10 @@ def classify(
     if as_json and as_csv:
         raise typer.BadParameter("choose one of --json and --csv")
     with _clear_errors():
-        pictures = find_images(paths)
+        try:
+            pictures = find_images(paths)
+        except ImageError as error:
+            raise ValueError(str(error)) from error
         classifier = _classifier(classes, method, model, template, views, seed, augmix)
     write = _json_writer(top) if as_json else _csv_writer() if as_csv else _text_writer(pictures)
     failed = 0
@@ -145,7 +149,7 @@ def ls_models(as_json: AsJson = False) -> None:
     """List the models, and whether their weights are on this machine."""
     from usetta.models import list_models
 
-    _print_rows(list_models(), as_json)
+    _print_rows([asdict(row) for row in list_models()], as_json)
 
 
 @models_app.command("pull")
@@ -154,8 +158,45 @@ def pull(name: Annotated[str, typer.Argument(help="A name from `usetta ls models
     from usetta.models import pull_model
 
     with _clear_errors():
-        where = pull_model(name, progress=_say)
+        where = pull_model(name, _say)
     typer.echo(f"{name}: ready in {where}")
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the report.")] = Path("demo-report"),
+    methods: Annotated[str, typer.Option(help="Methods to compare.")] = "clip,se",
+    model: ModelName = "embedded",
+    views: Annotated[int, typer.Option(help="Views per photograph; the paper uses 64.", min=2)] = 32,
+) -> None:
+    """Classify a dozen real photographs with every method and write a report with pictures."""
+    from usetta import demo as demonstration
+    from usetta import methods as known_methods
+    from usetta.models import load_model
+    from usetta.models.cached import CachedImages
+    from usetta.models.wheels import cache_dir
+
+    with _clear_errors():
+        names = [known_methods.get(name).name for name in methods.split(",")]
+        photographs = demonstration.photographs(_say)
+        loaded = CachedImages(load_model(model), cache_dir() / "demo" / "features")
+        _say(f"model: {loaded.name}, {views} views of each of {len(photographs)} photographs")
+        found = list(_progress(demonstration.answers(loaded, photographs, names, views), len(photographs)))
+        page = demonstration.write_report(found, out, loaded, views)
+    _print_rows(
+        [
+            {"photograph": each.photograph.shows}
+            | {
+                name: f"{'✓' if each.is_right(name) else '✗'} {_percent(explanation.prediction)}"
+                for name, explanation in each.by_method.items()
+            }
+            for each in found
+        ],
+        as_json=False,
+    )
+    for name in names:
+        typer.echo(f"{name}: {sum(each.is_right(name) for each in found)} of {len(found)} right")
+    typer.echo(f"report: {page}")
 
 
 def _classifier(
@@ -196,16 +237,17 @@ def _clear_errors() -> Iterator[None]:
 
     try:
         yield
-    except (ImageError, ModelError, OSError) as error:
+    except (ImageError, ModelError, OSError, ValueError) as error:
         _say(f"usetta: {error}")
-        raise typer.Exit(1) from error
-    except ValueError as error:
-        _say(f"usetta: {error}")
-        raise typer.Exit(2) from error
+        raise typer.Exit(2 if isinstance(error, ValueError) else 1) from error
+
+
+def _percent(answer: "Prediction") -> str:
+    return f"{answer.label}  {answer.confidence:.1%}"
 
 
 def _sentence(answer: "Prediction") -> str:
-    text = f"{answer.label}  {answer.confidence:.1%}"
+    text = _percent(answer)
     weak = answer.classes[int(answer.zero_shot.argmax())]
     return text if weak == answer.label else f"{text}  (zero-shot: {weak}  {float(answer.zero_shot.max()):.1%})"
 
@@ -215,7 +257,7 @@ def _text_writer(pictures: list[Path]) -> Any:
 
     def write(picture: Path, outcome: Any) -> None:
         if not isinstance(outcome, Exception):
-            _line(f"{str(picture):<{width}}  {_sentence(outcome)}")
+            _line(f"{picture!s:<{width}}  {_sentence(outcome)}")
 
     return write
 
@@ -279,7 +321,7 @@ def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
 
     table = Table(box=None, pad_edge=False)
     for column in rows[0]:
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
+        table.add_row(*("yes" if v is True else "no" if v is False else str(v) for v in row.values()))
     Console().print(table)

@@ -39,7 +39,7 @@ class ClassPrompts:
         return self._features
 
     def _encode(self, ids: Tensor) -> Tensor:
-        return torch.cat([self._tower.encode(self._tower.embed(part), part) for part in ids.split(_CHUNK)])
+        return torch.cat([self._tower.encode(self._tower.embed(part), part) for part in torch.split(ids, _CHUNK)])
 
 
 def _check_classes(classes: Sequence[str]) -> None:
@@ -59,4 +59,6 @@ def _check_templates(templates: Sequence[str]) -> None:
         raise ValueError("there must be at least one template")
     for template in templates:
         if template.count("{}") != 1:
-            raise ValueError(f"a template holds '{{}}' once, where the class name goes; this one does not: {template!r}")
+            raise ValueError(
+                f"a template holds '{{}}' once, where the class name goes; this one does not: {template!r}"
+            )

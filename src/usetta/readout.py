@@ -31,7 +31,7 @@ def weak_weight(delta: Tensor, gamma: float = 0.4, rescaling: str = "linear") ->
 
 
 def blend(probs: Tensor, strong: Tensor, beta: Tensor) -> Tensor:
-    """q (B, C): β (B,) of the weak view and 1 − β of the mean over the chosen strong views.
+    """The answer q (B, C): β (B,) of the weak view and 1 − β of the mean over the chosen strong views.
 
     `probs`: (B, N, C), a distribution per view, the weak one first. `strong`: (B, k) view indices.
     """

@@ -32,8 +32,8 @@ class Recipe:
     """How δ becomes β: `linear` (the paper), `root` or `square`."""
 
     def __post_init__(self) -> None:
-        fixed = isinstance(self.beta, int | float)
-        if fixed and not 0 <= self.beta <= 1 or not fixed and self.beta not in (ADAPTIVE, UNIFORM):  # type: ignore[operator]
+        beta_is_fine = self.beta in (ADAPTIVE, UNIFORM) if isinstance(self.beta, str) else 0 <= self.beta <= 1
+        if not beta_is_fine:
             raise ValueError(f"beta must be '{ADAPTIVE}', '{UNIFORM}' or a number in 0..1, not {self.beta!r}")
         if not 0 <= self.gamma <= 1:
             raise ValueError(f"gamma must be in 0..1, not {self.gamma!r}")
@@ -69,7 +69,7 @@ class Result:
 
 
 def run(recipe: Recipe, features: Tensor, text: Tensor, logit_scale: float) -> Result:
-    """Answers for features (B, N, D) of views, weak view first, and class features `text` (C, D), all of unit length."""
+    """Answers for features (B, N, D) of views, weak view first, and `text` (C, D) of classes, all of unit length."""
     _check(recipe, features, text)
     logits = logit_scale * (features @ text.T)
     entropies = entropy(logits)

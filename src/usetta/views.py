@@ -1,4 +1,4 @@
-"""The weak view of a picture and its strong views (spec §1; AugMix: Hendrycks et al., 2020).
+"""The weak view of a picture and its strong views (AugMix: Hendrycks et al., 2020).
 
 Randomness belongs to the view: its generator is keyed by (seed, picture id, view number), so a view is the same in
 any batch, order, worker or number of views. Drawing (`draw_view`) is apart from applying (`apply_view`), so that the

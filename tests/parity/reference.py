@@ -27,13 +27,20 @@ def openai_module(stem: str) -> ModuleType:
 
 @torch.no_grad()
 def randomize(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Draw everything that initialisation leaves at 0 or 1, so that a forgotten or swapped tensor shows."""
+    """Draw everything that initialisation leaves at 0 or 1, so that a forgotten or swapped tensor shows.
+
+    Convolutions are drawn anew as well: at their usual size the biases drown the picture after fifty layers, all
+    pictures get the same features, and parity would prove nothing.
+    """
     generator = torch.Generator().manual_seed(seed)
     for name, tensor in model.state_dict().items():
-        if not tensor.is_floating_point() or name == "logit_scale":
+        if tensor.ndim not in (1, 4):
             continue
-        if tensor.ndim <= 1 and name.endswith(("weight", "running_var")):
-            tensor.copy_(0.5 + torch.rand(tensor.shape, generator=generator))
-        elif tensor.ndim <= 1 and name.endswith(("bias", "running_mean")):
-            tensor.copy_(0.2 * torch.randn(tensor.shape, generator=generator))
-    return model.eval()
+        noise = torch.randn(tensor.shape, generator=generator)
+        if tensor.ndim == 4:
+            tensor.copy_(noise * (2 / tensor[0].numel()) ** 0.5)
+        elif tensor.ndim == 1 and name.endswith(("weight", "running_var")):
+            tensor.copy_(1 + 0.2 * noise.clamp(-2, 2))
+        elif tensor.ndim == 1 and name.endswith(("bias", "running_mean")):
+            tensor.copy_(0.1 * noise)
+    return model.requires_grad_(False).eval()

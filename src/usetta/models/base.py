@@ -20,6 +20,10 @@ class ModelError(Exception):
     """A model could not be found, downloaded or loaded; the message says what and why."""
 
 
+class UnknownModelError(ModelError, ValueError):
+    """No model has that name."""
+
+
 @runtime_checkable
 class TextTower(Protocol):
     """Turns token embeddings into text features, so that a learned context can stand in for words."""

@@ -7,7 +7,6 @@ each time, and a file that fails is removed: the next attempt downloads it again
 
 import errno
 import hashlib
-import os
 import re
 from pathlib import Path
 
@@ -85,11 +84,13 @@ def is_cached(repo: str, filename: str, cache_dir: Path | None = None) -> bool:
 
 
 def _unreachable(what: str, offline: bool, error: Exception) -> str:
-    if offline:
-        return f"{what} is not in the cache and offline mode forbids downloading it: go online once, or {_OTHERWISE}"
-    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    from huggingface_hub import constants
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
     cause = error.__cause__ or error
-    return f"{what} is not in the cache and {endpoint} cannot be reached ({_reason(cause)}): {_OTHERWISE}"
+    if offline or isinstance(cause, OfflineModeIsEnabled):
+        return f"{what} is not in the cache and offline mode forbids downloading it: go online once, or {_OTHERWISE}"
+    return f"{what} is not in the cache and {constants.ENDPOINT} cannot be reached ({_reason(cause)}): {_OTHERWISE}"
 
 
 def _failed(what: str, error: Exception) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from usetta.models.base import Model, ModelError
+from usetta.models.base import Model, ModelError, UnknownModelError
 from usetta.models.config import ARCHITECTURES, Activation
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def load_model(
         return _from_path(path, activation).to(device)
     if _is_hub_id(name):
         return _from_hub(name, activation, cache_dir, offline).to(device)
-    raise ModelError(_unknown(name))
+    raise UnknownModelError(_unknown(name))
 
 
 def _random(name: str, activation: Activation | None, seed: int) -> "CLIP":

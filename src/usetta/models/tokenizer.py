@@ -26,6 +26,8 @@ from usetta.models.base import ModelError
 START = "<|startoftext|>"
 END = "<|endoftext|>"
 _END_OF_WORD = "</w>"
+_MERGES = 48_894
+"""How many merges CLIP uses: OpenAI's file lists more."""
 
 # A special token inside a text counts as one, but only where a word can start: "!<|endoftext|>" is punctuation.
 _WORD = r"(?i)<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|\p{L}+|\p{N}|[^\s\p{L}\p{N}]+"
@@ -56,7 +58,7 @@ class CLIPTokenizer:
     """Texts to token ids, from merges and (if they do not follow CLIP's order) a vocabulary."""
 
     def __init__(self, merges: Sequence[Merge], vocab: dict[str, int] | None = None) -> None:
-        vocab = vocab or vocabulary(merges)
+        vocab = vocabulary(merges) if vocab is None else vocab
         self.vocab_size = len(vocab)
         self.start = vocab[START]
         self.end = vocab[END]
@@ -106,7 +108,7 @@ def _parse_merges(text: str) -> list[Merge]:
     if lines and lines[0].startswith(("#version", '"bpe_')):
         lines = lines[1:]
     merges = []
-    for line in lines:
+    for line in lines[:_MERGES]:
         first, _, second = line.partition(" ")
         merges.append((first, second))
     return merges

@@ -15,12 +15,12 @@ _COLUMNS = 8
 
 
 def draw(explanation: "Explanation", shown: int) -> Figure:
-    """A figure of `explanation`: the weak view and the probabilities above, the `shown` most certain strong views below."""
+    """A figure: above, the weak view and the probabilities; below, the `shown` most certain strong views."""
     answer = explanation.prediction
     strong = 1 + np.argsort(answer.entropies[1:], kind="stable")[:shown]
     rows = -(-len(strong) // _COLUMNS)
     figure = Figure(figsize=(14, 4.2 + 2.1 * rows), dpi=110, layout="constrained")
-    above, below = figure.subfigures(2, 1, height_ratios=[4.2, 2.1 * rows])
+    above, below = figure.subfigures(2, 1, height_ratios=[4.2, 2.1 * rows])  # type: ignore[misc]
 
     picture, bars, ranks = above.subplots(1, 3, width_ratios=[1.0, 1.5, 1.3])
     _show(picture, explanation.views[0], WEAK, 3)

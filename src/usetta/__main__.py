@@ -1,0 +1,5 @@
+"""`python -m usetta` is the command line."""
+
+from usetta.cli import main
+
+main()

@@ -1,0 +1,127 @@
+"""The embedded model: how it is fetched and put together, and how good it is on real pictures."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from safetensors.torch import load_file, save_file
+
+from usetta import ModelError, load_model
+from usetta.images import open_image, picture_id
+from usetta.models import builtin, embedded
+from usetta.models.clip import CLIP
+from usetta.models.embedded import image, text
+from usetta.prompts import ClassPrompts
+from usetta.views import ViewRecipe, make_views
+
+
+@pytest.fixture(scope="module")
+def model() -> CLIP:
+    if not embedded.is_cached():
+        pytest.skip("the embedded model was not fetched (`usetta models pull embedded`)")
+    return embedded.load(print, offline=True)
+
+
+def test_int8_weights_become_floating_point_again(tmp_path: Path) -> None:
+    codes = np.array([[1, -2, 3], [127, 0, -128]], dtype=np.int8)
+    scale, zero = np.array([0.5, 0.25, 2.0], dtype=np.float32), np.array([0, 1, 0], dtype=np.int8)
+    stored = [
+        numpy_helper.from_array(codes, "w_quantized"),
+        numpy_helper.from_array(scale, "w_scale"),
+        numpy_helper.from_array(zero, "w_zero_point"),
+        numpy_helper.from_array(np.ones(4, np.float16), "vision_model.embeddings.class_embedding"),
+        numpy_helper.from_array(np.ones(4, np.float32), "something_else"),
+    ]
+    node = helper.make_node(
+        "MatMulInteger", ["x", "w_quantized"], ["y"], name="/vision_model/encoder/layers.0/mlp/fc1/MatMul_quant"
+    )
+    x = helper.make_tensor_value_info("x", TensorProto.INT8, [1, 2])
+    y = helper.make_tensor_value_info("y", TensorProto.INT32, [1, 3])
+    onnx.save(helper.make_model(helper.make_graph([node], "g", [x], [y], stored)), tmp_path / "m.onnx")
+    state = dict(image.dequantised(tmp_path / "m.onnx"))
+    assert set(state) == {"vision_model.embeddings.class_embedding", "vision_model.encoder.layers.0.mlp.fc1.weight"}
+    weight = state["vision_model.encoder.layers.0.mlp.fc1.weight"]
+    assert weight.tolist() == [[0.5, 63.5], [-0.75, -0.25], [6.0, -256.0]]
+    assert state["vision_model.embeddings.class_embedding"].dtype == torch.float32
+
+
+def test_offline_and_never_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("USETTA_CACHE", str(tmp_path))
+    with pytest.raises(ModelError, match="run `usetta models pull embedded` with a network once"):
+        load_model("embedded", offline=True)
+
+
+@pytest.mark.parametrize("damage", ["cut off", "other tensors"])
+def test_a_damaged_cache_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+    monkeypatch.setenv("USETTA_CACHE", str(tmp_path))
+    path = image.weights_path()
+    path.parent.mkdir()
+    if damage == "cut off":
+        path.write_bytes(b"\x10")
+    else:
+        save_file({"a": torch.zeros(1)}, path)
+    with pytest.raises(ModelError, match="is damaged .*: remove it and run `usetta models pull embedded`"):
+        load_model("embedded")
+
+
+def test_auto_prefers_clip_and_says_when_it_is_not_to_be_had(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def load(name: str, **settings: object) -> str:
+        if name == builtin.PREFERRED and not reachable:
+            raise ModelError("the hub cannot be reached")
+        return name
+
+    monkeypatch.setattr(builtin, "load_model", load)
+    reachable = True
+    assert load_model("auto") == "ViT-B-16"  # type: ignore[comparison-overlap]
+    assert caplog.text == ""
+    reachable = False
+    assert load_model("auto") == "embedded"  # type: ignore[comparison-overlap]
+    assert "using the embedded model, because CLIP ViT-B-16 is not to be had: the hub cannot be reached" in caplog.text
+
+
+def test_what_ships_is_small() -> None:
+    for part in text.read_config()["parts"]:
+        assert (Path(text.__file__).parent / part).stat().st_size < 5_000_000
+
+
+def test_the_text_tower_is_the_one_that_was_trained(model: CLIP) -> None:
+    config = text.read_config()
+    assert model.text.width == config["width"]
+    assert model.logit_scale == config["logit_scale"]
+    assert model.text.causal
+    features = ClassPrompts(model.text, ["tabby cat", "tiger cat", "cannon"]).features()
+    near, far = features[0] @ features[1], features[0] @ features[2]
+    assert near > far + 0.1
+
+
+@pytest.mark.slow
+def test_its_image_features_are_clip_s(model: CLIP, shared: Path) -> None:
+    stored = load_file(shared / "views" / "views_b16.safetensors")["pets_features"][:8, 0].float()
+    rows = json.loads((shared / "views" / "views_b16.json").read_text())["pets"]["rows"][:8]
+    items = json.loads((shared / "data" / "oxford_pets" / "manifest.json").read_text())["items"]
+    ours = [_weak_features(model, shared / "data" / "oxford_pets" / items[row][0]) for row in rows]
+    assert torch.cosine_similarity(torch.cat(ours), stored).min() > 0.999
+
+
+@pytest.mark.slow
+def test_zero_shot_on_real_pictures(model: CLIP, shared: Path) -> None:
+    """Two pets of each breed: a fraction of the whole, which docs/embedded.md reports."""
+    folder = shared / "data" / "oxford_pets"
+    items = json.loads((folder / "manifest.json").read_text())["items"]
+    names = [name for _, name in sorted({(label, name) for _, label, name, _ in items})]
+    chosen = [item for i, item in enumerate(items) if i % 5 == 0]
+    texts = ClassPrompts(model.text, names).features()
+    right = sum(int((_weak_features(model, folder / i[0]) @ texts.T).argmax()) == i[1] for i in chosen)
+    assert len(chosen) == 74
+    assert right / len(chosen) >= 0.80
+
+
+def _weak_features(model: CLIP, path: Path) -> torch.Tensor:
+    picture = open_image(path)
+    return model.encode_images(make_views(picture, picture_id(picture), ViewRecipe(views=1)))

@@ -1,0 +1,166 @@
+"""The command line as a user meets it: what it prints, where, and how it exits."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from usetta import Classifier, __version__, methods
+from usetta.cli import app
+from usetta.images import open_image
+from usetta.models.clip import CLIP
+
+CLASSES = "tabby cat,red fox,golden retriever"
+
+
+def usetta(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def options(tiny_checkpoint: Path) -> list[object]:
+    return ["--classes", CLASSES, "--model", tiny_checkpoint, "--views", "8"]
+
+
+def test_text_names_each_picture_and_its_class(options: list[object], pictures: list[Path], tiny_model: CLIP) -> None:
+    result = usetta("classify", pictures[0].parent, *options)
+    assert result.exit_code == 0
+    expected = Classifier(CLASSES.split(","), tiny_model, views=8)(pictures)
+    lines = result.stdout.splitlines()
+    assert len(lines) == 5
+    for line, picture, answer in zip(lines, pictures, expected, strict=True):
+        assert line.startswith(f"{picture}  {answer.label}  {answer.confidence:.1%}")
+    assert result.stderr.startswith("model: ")
+
+
+def test_json_is_one_object_per_line(options: list[object], pictures: list[Path]) -> None:
+    result = usetta("classify", *pictures, *options, "--json", "--top", 2)
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [row["source"] for row in rows] == [str(picture) for picture in pictures]
+    for row in rows:
+        assert len(row["ranked"]) == 2
+        assert row["ranked"][0] == {"label": row["label"], "probability": row["probability"]}
+        assert len(row["why"]["entropies"]) == 8
+
+
+def test_csv_has_a_header_and_a_row_per_picture(options: list[object], pictures: list[Path]) -> None:
+    result = usetta("classify", *pictures, *options, "--csv")
+    rows = list(csv.DictReader(io.StringIO(result.stdout)))
+    assert [row["source"] for row in rows] == [str(picture) for picture in pictures]
+    assert all(row["label"] in CLASSES.split(",") and 0 < float(row["probability"]) <= 1 for row in rows)
+
+
+def test_a_bad_picture_is_told_and_skipped(options: list[object], pictures: list[Path]) -> None:
+    pictures[1].write_bytes(b"this is no picture")
+    text, as_json, as_csv = (usetta("classify", *pictures, *options, *flag) for flag in ([], ["--json"], ["--csv"]))
+    assert [r.exit_code for r in (text, as_json, as_csv)] == [1, 1, 1]
+    assert len(text.stdout.splitlines()) == 4
+    assert f"usetta: {pictures[1]}: not a picture" in text.stderr
+    assert "1 of 5 pictures could not be read" in text.stderr
+    assert "not a picture" in json.loads(as_json.stdout.splitlines()[1])["error"]
+    assert "not a picture" in list(csv.DictReader(io.StringIO(as_csv.stdout)))[1]["error"]
+
+
+def test_classes_from_a_file(pictures: list[Path], options: list[object], tmp_path: Path) -> None:
+    file = tmp_path / "classes.txt"
+    file.write_text("tabby cat\n\n  red fox \ngolden retriever\n", encoding="utf-8-sig")
+    from_file = usetta("classify", *pictures, *options, "--classes", f"@{file}", "--json")
+    assert from_file.exit_code == 0
+    assert from_file.stdout == usetta("classify", *pictures, *options, "--json").stdout
+
+
+def test_templates_make_an_ensemble(pictures: list[Path], options: list[object], tiny_model: CLIP) -> None:
+    result = usetta("classify", pictures[0], *options, "-t", "a {}.", "-t", "art of the {}.", "--json")
+    expected = Classifier(CLASSES.split(","), tiny_model, views=8, templates=["a {}.", "art of the {}."])(pictures[0])
+    assert json.loads(result.stdout)["probability"] == pytest.approx(expected.confidence, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--method", "averge"], "unknown method 'averge'; did you mean 'average'?"),
+        (["--classes", " , "], "at least one class name"),
+        (["--classes", "@nowhere.txt"], "cannot read class names from 'nowhere.txt'"),
+        (["--template", "a photo"], "holds '{}' once"),
+        (["--views", "1"], "needs at least 2, not 1"),
+        (["--json", "--csv"], "choose one of --json and --csv"),
+        (["--views", "0"], "Invalid value"),
+    ],
+)
+def test_wrong_usage_exits_with_2(
+    pictures: list[Path], options: list[object], arguments: list[str], message: str
+) -> None:
+    result = usetta("classify", *pictures, *options, *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_path_that_does_not_exist_and_an_empty_folder(options: list[object], tmp_path: Path) -> None:
+    result = usetta("classify", tmp_path / "nowhere.jpg", *options)
+    assert result.exit_code == 2
+    assert "nowhere.jpg: no such file or folder" in result.stderr
+    assert usetta("classify", tmp_path, *options).exit_code == 2
+
+
+def test_an_unknown_model_is_told_without_a_traceback(pictures: list[Path]) -> None:
+    result = usetta("classify", *pictures, "--classes", CLASSES, "--model", "ViT-B-17")
+    assert result.exit_code == 2
+    assert "unknown model 'ViT-B-17'; did you mean 'ViT-B-16'?" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_explain_writes_a_figure(options: list[object], pictures: list[Path], tmp_path: Path) -> None:
+    result = usetta("explain", pictures[0], *options)
+    figure = pictures[0].with_name("picture-0-explained.png")
+    assert result.exit_code == 0
+    assert f"figure: {figure}" in result.stdout
+    assert open_image(figure).width > 1000
+    as_json = usetta("explain", pictures[0], *options, "--json", "--out", tmp_path / "f.svg")
+    assert json.loads(as_json.stdout)["figure"] == str(tmp_path / "f.svg")
+    assert "<svg" in (tmp_path / "f.svg").read_text(encoding="utf-8")
+
+
+def test_explain_refuses_what_it_cannot_write_or_read(options: list[object], pictures: list[Path]) -> None:
+    assert usetta("explain", pictures[0], *options, "--out", "figure.xyz").exit_code == 2
+    assert "no folder" in usetta("explain", pictures[0], *options, "--out", "nowhere/f.png").stderr
+    pictures[0].write_bytes(b"")
+    result = usetta("explain", pictures[0], *options)
+    assert result.exit_code == 1
+    assert "file is empty" in result.stderr
+
+
+def test_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("USETTA_CACHE", str(tmp_path))
+    rows = json.loads(usetta("ls", "methods", "--json").stdout)
+    assert [row["name"] for row in rows] == methods.names()
+    models = {row["name"]: row for row in json.loads(usetta("ls", "models", "--json").stdout)}
+    assert {"auto", "embedded", "ViT-B-16", "RN50"} <= set(models)
+    assert models["embedded"]["cached"] is False
+    assert "self-ensembling" in usetta("ls", "methods").stdout
+
+
+def test_version_and_help_need_nothing_heavy() -> None:
+    assert usetta("--version").stdout.strip() == f"usetta {__version__}"
+    heavy = "import sys; from usetta.cli import app; import typer.testing; "
+    script = (
+        heavy
+        + "typer.testing.CliRunner().invoke(app, ['--help']); print(sorted({'torch','numpy','PIL'} & set(sys.modules)))"
+    )
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"
+
+
+def test_the_installed_command_exits_as_promised(pictures: list[Path], options: list[object]) -> None:
+    pictures[0].write_bytes(b"")
+    command = [sys.executable, "-m", "usetta", "classify", *pictures[:2], *options]
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert str(pictures[1]) in done.stdout

@@ -1,0 +1,71 @@
+"""The commands and the Python of the README are run as they stand there, on real photographs with the real model."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from usetta import demo
+from usetta.models import embedded
+from usetta.models.wheels import cache_dir
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
+
+
+COMMANDS = [line.removeprefix("$ ") for block in blocks("console") for line in block.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a reader would stand: a cat, a folder of photographs and a list of classes."""
+    if not embedded.is_cached():
+        pytest.skip("the embedded model was not fetched (`usetta models pull embedded`)")
+    cats = list((cache_dir() / "demo").glob("tabby-cat.png")) or demo.photographs(print)[:1]
+    folder = tmp_path_factory.mktemp("reader")
+    (folder / "photos").mkdir()
+    for name in ("cat.png", "photos/cat.png"):
+        (folder / name).write_bytes(cats[0].read_bytes())
+    (folder / "classes.txt").write_text("tabby cat\nred fox\ngolden retriever\n", encoding="utf-8")
+    return folder
+
+
+def run(command: list[str], folder: Path) -> str:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        command, cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_readme_shows_both_commands_and_they_exist() -> None:
+    shown = [shlex.split(command, comments=True) for command in COMMANDS if command.startswith("make")]
+    assert shown == [["make", "demo"], ["make", "test"]]
+    for command in shown:
+        assert run([command[0], "--dry-run", command[1]], ROOT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("usetta")])
+def test_each_command_of_the_readme_runs(command: str, folder: Path) -> None:
+    shown = run(shlex.split(command), folder)
+    if "classify" in command:
+        assert "tabby cat" in shown
+    if "--out why.png" in command:
+        assert (folder / "why.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_the_python_of_the_readme_runs(folder: Path) -> None:
+    (block,) = blocks("python")
+    assert len([line for line in block.splitlines() if line.strip()]) <= 5
+    assert run([sys.executable, "-c", block], folder).startswith("tabby cat")
