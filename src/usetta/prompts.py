@@ -1,45 +1,268 @@
-"""Class names × templates → text features, computed once and kept.
+"""Class names × template × context → text features, their pullback, and the features of other contexts.
 
 Names are cleaned as CLIP's benchmarks do: underscores become spaces, nothing else changes (the tokenizer lower-cases by
 itself). Several templates make an ensemble: features are averaged over templates, each of unit length, and brought
 back to unit length. Two equal names are allowed (ImageNet has "missile" twice): they get equal probabilities.
+
+The context is the words of the template before the name, as embeddings. Every image starts from the same one, so the
+forward pass at it is a constant of tower and class list: it is done once, its graph is kept, and the gradient that an
+image needs is a pullback through that graph. CLIP's own tower runs packed (`models.packed`); any other tower computes
+all positions, because a bidirectional one sees its padding.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
+from torch.utils.checkpoint import checkpoint
 
 from usetta.models.base import TextTower
+from usetta.models.clip import TextTransformer
+from usetta.models.packed import PackedTexts
 
 DEFAULT_TEMPLATE = "a photo of a {}."
-_CHUNK = 64  # texts encoded at once, so that 1000 classes need no more memory than 64
+
+MEMORY = 512 * 2**20
+"""Bytes that the graphs of one class list may take; classes and images go through in chunks that fit.
+
+100 ImageNet classes need about a quarter of it with CLIP ViT-B/16. Where all classes need more, the graphs that fit are
+kept, and the others are built anew for every batch of images.
+"""
+
+
+class _Texts(Protocol):
+    """One template filled with all names: what the two ways through a tower have in common."""
+
+    shared: int
+    """Tokens computed once per context."""
+    lengths: list[int]
+    """Tokens computed per context and text."""
+
+    def encode(self, contexts: Tensor, first: int, last: int) -> Tensor:
+        """Unit-length features (B, last - first, D) of those texts with each of `contexts` (B, n, W)."""
+        ...
+
+
+class _Graph:
+    """The forward pass at the initial context for the texts from `first` to `last`, ready to be differentiated."""
+
+    def __init__(self, texts: _Texts, context: Tensor, first: int, last: int) -> None:
+        with torch.inference_mode(False), torch.enable_grad():
+            self._context = context.clone().requires_grad_()
+            self._features = texts.encode(self._context[None], first, last)
+
+    def pullback(self, grad: Tensor) -> Tensor:
+        """Gradients with respect to the context (B, n, W) of those with respect to the features (B, texts, D)."""
+        (gradients,) = torch.autograd.grad(
+            self._features, self._context, grad[:, None], retain_graph=True, is_grads_batched=True
+        )
+        return gradients
 
 
 class ClassPrompts:
-    """The prompts of a list of classes for one text tower."""
+    """The prompts of a list of classes for one text tower, which must not change afterwards.
+
+    `context` (n, W), for example CoOp's, stands in for the embeddings of the n tokens before the name; without it the
+    attribute of that name holds those embeddings.
+    """
 
     def __init__(
-        self, tower: TextTower, classes: Sequence[str], templates: str | Sequence[str] = DEFAULT_TEMPLATE
+        self,
+        tower: TextTower,
+        classes: Sequence[str],
+        templates: str | Sequence[str] = DEFAULT_TEMPLATE,
+        context: Tensor | None = None,
     ) -> None:
         templates = [templates] if isinstance(templates, str) else list(templates)
         _check_classes(classes)
         _check_templates(templates)
         names = [name.replace("_", " ") for name in classes]
-        self._tower = tower
-        self._ids = [tower.tokenize([template.replace("{}", name) for name in names]) for template in templates]
+        filled = [_Template(tower, template, names) for template in templates]
+        self._fixed = filled[0].fixed if len(filled) == 1 else "an ensemble of templates has no single context"
+        if context is not None:
+            self._check_tunable()
+            filled[0].replace(context)
+        self.context = filled[0].context if not self._fixed else filled[0].context[:0]
+        """Where tuning starts: (n, W), in float32 or float64; empty if there is nothing to tune."""
+        self._templates = filled
         self._features: Tensor | None = None
 
     def features(self) -> Tensor:
-        """Unit-length text features (C, D), in the order of the classes."""
+        """Unit-length text features (C, D) at the initial context, in the order of the classes."""
         if self._features is None:
-            with torch.inference_mode():
-                total = torch.stack([self._encode(ids) for ids in self._ids]).mean(dim=0)
-            self._features = torch.nn.functional.normalize(total, dim=-1).clone()
+            with torch.inference_mode(False), torch.no_grad():
+                each = [template.encode(template.context[None])[0] for template in self._templates]
+                self._features = each[0] if len(each) == 1 else normalize(torch.stack(each).mean(dim=0), dim=-1)
         return self._features
 
-    def _encode(self, ids: Tensor) -> Tensor:
-        return torch.cat([self._tower.encode(self._tower.embed(part), part) for part in torch.split(ids, _CHUNK)])
+    def pullback(self, grad: Tensor) -> Tensor:
+        """The vector-Jacobian product at the initial context, for a batch of images.
+
+        grad: (B, C, D), a loss's gradient with respect to `features()`. Returns its gradient with respect to the
+        context (B, n, W). The forward pass is not repeated as long as its graph fits into `MEMORY`.
+        """
+        self._check_tunable()
+        expected = tuple(self.features().shape)
+        if grad.ndim != 3 or tuple(grad.shape[1:]) != expected:
+            raise ValueError(f"gradients must be of shape (B, {expected[0]}, {expected[1]}), got {tuple(grad.shape)}")
+        return self._templates[0].pullback(grad.detach().to(self.features()))
+
+    def encode(self, contexts: Tensor) -> Tensor:
+        """Unit-length text features (B, C, D) of `contexts` (B, n, W), differentiable in them."""
+        self._check_tunable()
+        n, width = self.context.shape
+        if contexts.ndim != 3 or tuple(contexts.shape[1:]) != (n, width):
+            raise ValueError(f"contexts must be of shape (B, {n}, {width}), got {tuple(contexts.shape)}")
+        return self._templates[0].encode(contexts.to(self.context.device))
+
+    def _check_tunable(self) -> None:
+        if self._fixed:
+            raise ValueError(f"there is no context to tune: {self._fixed}")
+
+
+class _Template:
+    """A template with every name in its place. Equal texts are computed once, and shorter ones come first."""
+
+    def __init__(self, tower: TextTower, template: str, names: Sequence[str]) -> None:
+        ids = tower.tokenize([template.replace("{}", name) for name in names])
+        start, n, self.fixed = _find_context(tower, template, ids)
+        distinct, self._row = torch.unique(ids, dim=0, return_inverse=True)
+        if isinstance(tower, TextTransformer):
+            order = distinct.argmax(-1).argsort(stable=True)
+            distinct, self._row = distinct[order], order.argsort()[self._row]
+            self._texts: _Texts = PackedTexts(tower, distinct, n)
+        else:
+            self._texts = _PaddedTexts(tower, distinct, start, n)
+        with torch.inference_mode(False), torch.no_grad():
+            words = tower.embed(distinct[:1, start : start + n])[0]
+            self.context = words.to(torch.promote_types(words.dtype, torch.float32))
+        self._row = self._row.to(words.device)
+        self._graphs: dict[tuple[int, int], _Graph] = {}
+        self._token_bytes: float | None = None
+
+    def replace(self, context: Tensor) -> None:
+        """Start from `context` instead of the words."""
+        if context.shape != self.context.shape:
+            raise ValueError(
+                f"this template's context has the shape {tuple(self.context.shape)}, the given one "
+                f"{tuple(context.shape)}: write as many words before '{{}}' as the context has tokens"
+            )
+        self.context = context.detach().to(self.context).clone()
+
+    def encode(self, contexts: Tensor) -> Tensor:
+        """Features (B, C, D) of all classes with each of `contexts` (B, n, W)."""
+        differentiate = torch.is_grad_enabled() and contexts.requires_grad
+        everything = len(contexts) * (self._texts.shared + sum(self._texts.lengths))
+        recompute = differentiate and everything > self._tokens_that_fit(MEMORY)
+
+        def part(some: Tensor, first: int, last: int) -> Tensor:
+            if recompute:
+                again: Tensor = checkpoint(self._texts.encode, some, first, last, use_reentrant=False)
+                return again
+            return self._texts.encode(some, first, last)
+
+        rows = [
+            torch.cat([part(some, first, last) for some in contexts.split(self._images(first, last))])
+            for first, last in self._chunks()
+        ]
+        return torch.cat(rows, 1)[:, self._row]
+
+    def pullback(self, grad: Tensor) -> Tensor:
+        """Gradients with respect to the context (B, n, W) of those with respect to the features (B, C, D)."""
+        distinct = grad.new_zeros(len(grad), len(self._texts.lengths), grad.shape[2]).index_add_(1, self._row, grad)
+        total = self.context.new_zeros(len(grad), *self.context.shape)
+        kept = 0
+        for first, last in self._chunks() if len(grad) else ():
+            kept += self._tokens(first, last)
+            graph = self._graphs.get((first, last)) or _Graph(self._texts, self.context, first, last)
+            if kept <= self._tokens_that_fit(MEMORY - MEMORY // 4):
+                self._graphs[first, last] = graph
+            parts = distinct[:, first:last].split(self._images(first, last))
+            total += torch.cat([graph.pullback(part) for part in parts])
+        return total
+
+    def _chunks(self) -> Iterator[tuple[int, int]]:
+        """Ranges of texts whose graph takes at most a quarter of `MEMORY`, or a single text."""
+        limit = self._tokens_that_fit(MEMORY // 4)
+        first, tokens = 0, self._texts.shared
+        for row, length in enumerate(self._texts.lengths):
+            if row > first and tokens + length > limit:
+                yield first, row
+                first, tokens = row, self._texts.shared
+            tokens += length
+        yield first, len(self._texts.lengths)
+
+    def _tokens(self, first: int, last: int) -> int:
+        return self._texts.shared + sum(self._texts.lengths[first:last])
+
+    def _images(self, first: int, last: int) -> int:
+        """How many images to take at once, so that small class lists fill a chunk too."""
+        return max(1, self._tokens_that_fit(MEMORY // 4) // self._tokens(first, last))
+
+    def _tokens_that_fit(self, size: int) -> int:
+        """How many tokens have a graph of `size` bytes: measured, since towers of any architecture come here."""
+        if self._token_bytes is None:
+            longest = len(self._texts.lengths) - 1
+            one, two = (_graph_bytes(self._texts, self.context.expand(n, -1, -1), longest) for n in (1, 2))
+            self._token_bytes = max(1.0, (two - one) / self._tokens(longest, longest + 1))
+        return int(size / self._token_bytes)
+
+
+class _PaddedTexts:
+    """Texts of any tower, padded as it wants them, with a context of `n` tokens from position `start` on."""
+
+    shared = 0
+
+    def __init__(self, tower: TextTower, ids: Tensor, start: int, n: int) -> None:
+        self.lengths = [ids.shape[1]] * len(ids)
+        self._tower = tower
+        self._ids = ids
+        self._start, self._stop = start, start + n
+
+    def encode(self, contexts: Tensor, first: int, last: int) -> Tensor:
+        """Unit-length features (B, last - first, D) of those texts with each of `contexts` (B, n, W)."""
+        ids = self._ids[first:last]
+        words = self._tower.embed(ids).expand(len(contexts), -1, -1, -1)
+        context = contexts.to(words.dtype)[:, None].expand(-1, len(ids), -1, -1)
+        spliced = torch.cat([words[:, :, : self._start], context, words[:, :, self._stop :]], 2)
+        features = self._tower.encode(spliced.flatten(0, 1), ids.repeat(len(contexts), 1))
+        return features.unflatten(0, (len(contexts), len(ids)))
+
+
+def _find_context(tower: TextTower, template: str, ids: Tensor) -> tuple[int, int, str]:
+    """Where the context stands in all of `ids`: its first position and its length, and if it has none, why.
+
+    The words alone are, in tokens, the empty text with the context put in: that tells its place for every tokenizer.
+    """
+    words = template.partition("{}")[0].strip()
+    if not words:
+        return 0, 0, f"no words stand before '{{}}' in {template!r}"
+    empty, alone = tower.tokenize(["", words])
+    length = len(empty)
+    start = int((empty != alone).nonzero()[0])
+    n = next(n for n in range(1, length) if torch.equal(alone[start + n :], empty[start : length - n]))
+    if not (ids[:, : start + n] == alone[: start + n]).all():
+        return 0, 0, f"the words before '{{}}' in {template!r} join with a class name into other tokens"
+    return start, n, ""
+
+
+def _graph_bytes(texts: _Texts, contexts: Tensor, row: int) -> int:
+    """Bytes that autograd keeps, the weights included, for one text with `contexts` (B, n, W)."""
+    sizes: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.inference_mode(False), torch.enable_grad():
+        leaf = contexts.clone().requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            kept = texts.encode(leaf, row, row + 1)
+    del kept  # it holds the graph: freed earlier, storages would share addresses
+    return sum(sizes.values())
 
 
 def _check_classes(classes: Sequence[str]) -> None:

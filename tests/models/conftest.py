@@ -1,10 +1,12 @@
 """Fixtures of the model tests."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from tiny import TINY_RESNET, TINY_VIT, disturbed
 
+from models.fake_hub import Hub, serve
+from models.tiny import TINY_RESNET, TINY_VIT, disturbed
 from usetta.models.clip import CLIP
 
 
@@ -17,3 +19,9 @@ def tiny(request: pytest.FixtureRequest) -> CLIP:
 @pytest.fixture
 def tiny_vit() -> CLIP:
     return disturbed(TINY_VIT)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with serve(monkeypatch) as hub:
+        yield hub

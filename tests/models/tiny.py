@@ -1,5 +1,7 @@
 """Tiny models: the architecture of CLIP at a thousandth of its size (the vocabulary keeps its full length)."""
 
+import math
+
 import torch
 
 from usetta.models.clip import CLIP
@@ -20,5 +22,5 @@ def disturbed(config: CLIPConfig, seed: int = 0) -> CLIP:
             tensor.copy_(0.2 * torch.randn(tensor.shape, generator=generator))
         elif tensor.ndim == 1:
             tensor.copy_(0.5 + torch.rand(tensor.shape, generator=generator))
-    model.logit_scale = 73.5
+    model.logit_scale = math.exp(4.25)  # its logarithm survives being stored in float32
     return model

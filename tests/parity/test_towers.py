@@ -11,7 +11,16 @@ from torch.nn.functional import normalize
 
 from usetta.models import load_model
 from usetta.models.clip import CLIP
-from usetta.models.config import ARCHITECTURES, OPENAI_MEAN, OPENAI_STD, ResNetConfig, ViTConfig
+from usetta.models.config import (
+    ARCHITECTURES,
+    OPENAI_MEAN,
+    OPENAI_STD,
+    CLIPConfig,
+    ResNetConfig,
+    TextConfig,
+    ViTConfig,
+)
+from usetta.models.tokenizer import default_tokenizer
 
 TEXTS = ["a photo of a cat.", "Boeing 747-400, seen from below", "", "a centered satellite photo of annual crop land"]
 
@@ -27,8 +36,7 @@ def normalised(pixels: Tensor) -> Tensor:
     return torch.stack([(pixels[:, c] / 255 - OPENAI_MEAN[c]) / OPENAI_STD[c] for c in range(3)], 1)
 
 
-def openai_model(name: str) -> nn.Module:
-    config = ARCHITECTURES[name]
+def openai_model(config: CLIPConfig) -> nn.Module:
     vision, text = config.vision, config.text
     torch.manual_seed(0)
     return randomize(
@@ -50,7 +58,7 @@ def openai_model(name: str) -> nn.Module:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ViT-B-32", "ViT-B-16", "RN50"])
 def test_features_equal_openai(name: str, tmp_path: Path) -> None:
-    reference = openai_model(name)
+    reference = openai_model(ARCHITECTURES[name])
     save_file(reference.state_dict(), tmp_path / "weights.safetensors")
     model = load_model(name, weights=tmp_path / "weights.safetensors", activation="quick_gelu")
     assert isinstance(model, CLIP)
@@ -67,6 +75,32 @@ def test_features_equal_openai(name: str, tmp_path: Path) -> None:
     # The inputs must matter, or equality would prove nothing.
     assert (images[0] @ images[1]).item() < 0.999
     assert (texts[0] @ texts[1]).item() < 0.999
+
+
+@pytest.mark.filterwarnings("ignore")  # tracing warns of being deprecated, and of OpenAI's Python branches
+@pytest.mark.parametrize(
+    "vision",
+    [ViTConfig(64, 16, width=64, layers=2, heads=1), ResNetConfig(64, width=16, layers=(1, 1, 1, 1), heads=8)],
+    ids=["vit", "resnet"],
+)
+def test_archives_as_openai_published_them(
+    vision: ViTConfig | ResNetConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TorchScript, half precision, buffers among the weights, and no file beside it."""
+    config = CLIPConfig(64, vision, TextConfig(width=64, layers=2, heads=1))
+    monkeypatch.setitem(ARCHITECTURES, "Tiny", config)
+    reference = openai_model(config)
+    pixels, ids = pictures(64), default_tokenizer().tokenize(TEXTS)
+    openai_module("model").convert_weights(reference)
+    example = (normalised(pixels), ids)
+    torch.jit.save(torch.jit.trace(reference, example, check_trace=False), tmp_path / "Tiny.pt")
+
+    model = load_model(str(tmp_path / "Tiny.pt"))
+    assert isinstance(model, CLIP)
+    assert model.config == config
+    with torch.no_grad():
+        expected = normalize(reference.float().encode_image(normalised(pixels)), dim=-1)
+    torch.testing.assert_close(model.encode_images(pixels), expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.slow

@@ -83,7 +83,7 @@ class Siglip(TwoTowers):
             image_size=model.config.vision_config.image_size,
             mean=mean,
             std=std,
-            logit_scale=math.exp(float(model.logit_scale)),
+            logit_scale=math.exp(model.logit_scale.item()),
         )
         self.config = model.config
         self.image_tower = model.vision_model
@@ -109,7 +109,7 @@ def load_siglip(folder: Path, *, name: str) -> Siglip:
     """The SigLIP model that transformers saved in `folder`, in float32."""
     kind = read_json(folder / "config.json").get("model_type")
     if kind != "siglip":
-        raise ModelError(f"{name} is of type {kind}; of the SigLIP family fixed sizes (type siglip) are supported")
+        raise ModelError(f"{name} is of type {kind}; of the SigLIP family only fixed sizes (type siglip) are supported")
     try:
         from transformers import AutoTokenizer, SiglipModel
     except ImportError as error:

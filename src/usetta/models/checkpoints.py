@@ -70,8 +70,11 @@ def read_state(path: Path) -> State:
     """The state dict in a safetensors file, a pickle of tensors (nothing else is read) or a TorchScript archive."""
     if not path.is_file():
         raise ModelError(f"{path} does not exist" if not path.exists() else f"{path} is not a file")
-    with path.open("rb") as file:
-        start = file.read(64)
+    try:
+        with path.open("rb") as file:
+            start = file.read(64)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read ({error.strerror})") from None
     if start.startswith(b"version https://git-lfs"):
         raise ModelError(f"{path} is a git-lfs pointer, not the weights: run `git lfs pull` where it came from")
     try:
@@ -85,7 +88,7 @@ def read_state(path: Path) -> State:
     except pickle.UnpicklingError as error:
         reason = str(error).splitlines()[0]
         raise ModelError(f"{path} cannot be read as a plain file of tensors ({reason})") from None
-    except (RuntimeError, EOFError, ValueError) as error:
+    except (RuntimeError, EOFError, ValueError, OSError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ModelError(f"{path} is damaged or not a file of weights ({reason})") from None
 
@@ -212,10 +215,18 @@ def _check(state: State, config: CLIPConfig, layout: Layout, path: Path, archite
         raise ModelError(
             f"{path} does not fit {wanted}{_looks_like(state, layout, architecture)}; {'; '.join(problems)}"
         )
-    infinite = [key for key, tensor in state.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
+    infinite = [key for key, tensor in state.items() if not _finite(tensor)]
     if infinite:
         raise ModelError(f"{path} has NaN or infinite values in {_some(infinite)}")
     return list(expected)
+
+
+def _finite(tensor: Tensor) -> bool:
+    """Whether no value is NaN or infinite, in one pass and without the temporary tensor of `isfinite`."""
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return True
+    low, high = tensor.aminmax()
+    return bool(low.isfinite() and high.isfinite())
 
 
 def _looks_like(state: State, layout: Layout, architecture: str | None) -> str:

@@ -24,6 +24,10 @@ class NotInCacheError(ModelError):
     """The file was never downloaded and the hub cannot be asked."""
 
 
+class _UnreachableError(Exception):
+    """Nobody answers at the hub's address; the cause says why."""
+
+
 def download(
     repo: str,
     filename: str,
@@ -37,6 +41,8 @@ def download(
 
     what = f"{filename} of {repo}"
     try:
+        if not offline and not is_cached(repo, filename, cache_dir, revision):
+            _ask(repo, filename, revision)
         path = Path(hf_hub_download(repo, filename, revision=revision, cache_dir=cache_dir, local_files_only=offline))
     except errors.HFValidationError:
         raise ModelError(
@@ -52,8 +58,8 @@ def download(
         ) from None
     except errors.RevisionNotFoundError:
         raise ModelError(f"{repo} has no revision {revision}") from None
-    except errors.LocalEntryNotFoundError as error:
-        raise NotInCacheError(_unreachable(what, offline, error)) from None
+    except (errors.LocalEntryNotFoundError, _UnreachableError) as error:
+        raise NotInCacheError(_unreachable(what, offline, error.__cause__ or error)) from None
     except errors.EntryNotFoundError:
         raise NotInRepositoryError(f"the hub repository {repo} has no file {filename}") from None
     except Exception as error:  # noqa: BLE001 - the HTTP library below huggingface_hub differs between its versions
@@ -76,18 +82,29 @@ def download_optional(
         raise
 
 
-def is_cached(repo: str, filename: str, cache_dir: Path | None = None) -> bool:
+def is_cached(repo: str, filename: str, cache_dir: Path | None = None, revision: str | None = None) -> bool:
     """Whether `download` would need no network."""
     from huggingface_hub import try_to_load_from_cache
 
-    return isinstance(try_to_load_from_cache(repo, filename, cache_dir=cache_dir), str)
+    return isinstance(try_to_load_from_cache(repo, filename, cache_dir=cache_dir, revision=revision), str)
 
 
-def _unreachable(what: str, offline: bool, error: Exception) -> str:
+def _ask(repo: str, filename: str, revision: str | None) -> None:
+    """One quick request to see whether the hub is there: `hf_hub_download` would retry an absent network for 24 s."""
+    from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url
+
+    try:
+        get_hf_file_metadata(hf_hub_url(repo, filename, revision=revision))
+    except (errors.HfHubHTTPError, errors.EntryNotFoundError, errors.FileMetadataError):
+        return  # it answered; what the answer means is for the download to say
+    except Exception as error:
+        raise _UnreachableError from error
+
+
+def _unreachable(what: str, offline: bool, cause: BaseException) -> str:
     from huggingface_hub import constants
     from huggingface_hub.errors import OfflineModeIsEnabled
 
-    cause = error.__cause__ or error
     if offline or isinstance(cause, OfflineModeIsEnabled):
         return f"{what} is not in the cache and offline mode forbids downloading it: go online once, or {_OTHERWISE}"
     return f"{what} is not in the cache and {constants.ENDPOINT} cannot be reached ({_reason(cause)}): {_OTHERWISE}"

@@ -1,0 +1,165 @@
+"""Downloads, against a server on this machine."""
+
+import errno
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from models.fake_hub import COMMIT, REPO, Hub, go_online
+from models.tiny import TINY_VIT
+from usetta.models import ModelError, hub, load_model, registry
+from usetta.models.checkpoints import save_model
+from usetta.models.clip import CLIP
+from usetta.models.config import ARCHITECTURES
+
+
+@pytest.fixture
+def stocked(server: Hub, tiny_vit: CLIP, tmp_path: Path) -> Hub:
+    """A repository with the tiny ViT in open_clip layout."""
+    folder = tmp_path / "published"
+    save_model(tiny_vit, folder)
+    server.files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    return server
+
+
+def test_download_is_cached(server: Hub, tmp_path: Path) -> None:
+    server.files["weights.bin"] = b"12345"
+    assert not hub.is_cached(REPO, "weights.bin", tmp_path)
+    path = hub.download(REPO, "weights.bin", cache_dir=tmp_path)
+    assert path.read_bytes() == b"12345"
+    assert hub.is_cached(REPO, "weights.bin", tmp_path)
+    before = len(server.requests)
+    assert hub.download(REPO, "weights.bin", cache_dir=tmp_path, offline=True) == path
+    assert len(server.requests) == before
+
+
+def test_pinned_revision(server: Hub, tmp_path: Path) -> None:
+    server.files["weights.bin"] = b"12345"
+    hub.download(REPO, "weights.bin", revision=COMMIT, cache_dir=tmp_path)
+    assert all(COMMIT in request for request in server.requests)
+    with pytest.raises(ModelError, match=f"{REPO} has no revision v9"):
+        hub.download(REPO, "weights.bin", revision="v9", cache_dir=tmp_path)
+
+
+def test_cut_off_download(server: Hub, tmp_path: Path) -> None:
+    server.files["weights.bin"] = b"12345"
+    server.tampered["weights.bin"] = b"123"
+    with pytest.raises(
+        ModelError, match=rf"the download of weights\.bin of {REPO} was cut off: try again, or pass a local"
+    ):
+        hub.download(REPO, "weights.bin", cache_dir=tmp_path)
+    server.tampered.clear()
+    assert hub.download(REPO, "weights.bin", cache_dir=tmp_path).read_bytes() == b"12345"
+
+
+def test_corrupt_download_is_removed(server: Hub, tmp_path: Path) -> None:
+    server.files["weights.bin"] = b"12345"
+    server.tampered["weights.bin"] = b"12354"
+    with pytest.raises(
+        ModelError, match=r"is corrupt: its SHA-256 is .* the hub says .*; the file was removed, try again"
+    ):
+        hub.download(REPO, "weights.bin", cache_dir=tmp_path)
+    assert not hub.is_cached(REPO, "weights.bin", tmp_path)
+    server.tampered.clear()
+    assert hub.download(REPO, "weights.bin", cache_dir=tmp_path).read_bytes() == b"12345"
+
+
+def test_a_cache_that_went_bad_is_noticed(server: Hub, tmp_path: Path) -> None:
+    server.files["weights.bin"] = b"12345"
+    path = hub.download(REPO, "weights.bin", cache_dir=tmp_path)
+    path.resolve().write_bytes(b"1")
+    with pytest.raises(ModelError, match="is corrupt"):
+        hub.download(REPO, "weights.bin", cache_dir=tmp_path, offline=True)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "message"),
+    [
+        ((404, "RepoNotFound"), "the hub has no repository someone/tiny-clip.openai, or it is private"),
+        ((403, "GatedRepo"), "is gated: accept its terms on its page on the hub and run `hf auth login`"),
+    ],
+)
+def test_refusals(server: Hub, tmp_path: Path, refusal: tuple[int, str], message: str) -> None:
+    server.refusal = refusal
+    with pytest.raises(ModelError, match=message):
+        hub.download(REPO, "weights.bin", cache_dir=tmp_path)
+
+
+def test_missing_file(server: Hub, tmp_path: Path) -> None:
+    with pytest.raises(hub.NotInRepositoryError, match=rf"the hub repository {REPO} has no file weights\.bin"):
+        hub.download(REPO, "weights.bin", cache_dir=tmp_path)
+    assert hub.download_optional(REPO, "weights.bin", cache_dir=tmp_path) is None
+
+
+def test_invalid_id(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="'a/b/c' is not a valid id of a hub repository"):
+        hub.download("a/b/c", "weights.bin", cache_dir=tmp_path)
+
+
+def test_offline(tmp_path: Path) -> None:
+    with pytest.raises(
+        ModelError, match=r"weights\.bin of .* is not in the cache and offline mode forbids downloading it"
+    ):
+        hub.download(REPO, "weights.bin", cache_dir=tmp_path, offline=True)
+    with pytest.raises(ModelError, match="offline mode forbids"):  # HF_HUB_OFFLINE, as set for all tests
+        hub.download(REPO, "weights.bin", cache_dir=tmp_path)
+    assert hub.download_optional(REPO, "weights.bin", cache_dir=tmp_path, offline=True) is None
+
+
+def test_no_network_is_told_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    go_online(monkeypatch, "http://127.0.0.1:9")  # the port that discards: nothing listens there
+    start = time.monotonic()
+    with pytest.raises(
+        ModelError, match=r"is not in the cache and http://127\.0\.0\.1:9 cannot be reached .*--weights FILE"
+    ):
+        hub.download(REPO, "weights.bin", cache_dir=tmp_path)
+    assert time.monotonic() - start < 3
+
+
+def test_full_disk(server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    server.files["weights.bin"] = b"12345"
+    monkeypatch.setattr("huggingface_hub.file_download.http_get", full)
+    with pytest.raises(ModelError, match=r"the disk is full: weights\.bin of .* could not be stored; free some space"):
+        hub.download(REPO, "weights.bin", cache_dir=tmp_path)
+
+
+# Models through the hub
+
+
+def test_model_by_hub_id(stocked: Hub, tiny_vit: CLIP, tmp_path: Path) -> None:
+    model = load_model(REPO, cache_dir=tmp_path)
+    assert model.fingerprint == tiny_vit.fingerprint
+    assert model.name == REPO
+    again = load_model(f"{REPO}@{COMMIT}", cache_dir=tmp_path, offline=True)
+    assert again.fingerprint == model.fingerprint
+
+
+def test_model_of_the_table(stocked: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    published = registry.Published("Tiny", REPO, "open_clip_model.safetensors", "quick_gelu", "for tests")
+    monkeypatch.setitem(ARCHITECTURES, "Tiny", TINY_VIT)
+    monkeypatch.setitem(registry.PUBLISHED, "Tiny", published)
+    assert load_model("tiny", cache_dir=tmp_path).name == "Tiny"
+    (row,) = [row for row in registry.list_models(tmp_path) if row.name == "Tiny"]
+    assert row == registry.ModelRow("Tiny", "Tiny", REPO, "for tests", cached=True)
+    with pytest.raises(ModelError, match="contradictory: the caller says gelu"):
+        load_model("tiny", activation="gelu", cache_dir=tmp_path)
+
+
+def test_repository_without_weights(server: Hub, tmp_path: Path) -> None:
+    server.files["config.json"] = json.dumps({"model_type": "bert"}).encode()
+    with pytest.raises(
+        ModelError, match=r"has no weights in a supported file in the hub: none of open_clip_model\.safet"
+    ):
+        load_model(REPO, cache_dir=tmp_path)
+
+
+def test_weights_not_in_the_cache_offline(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="offline mode forbids downloading it: go online once, or pass a local file"):
+        load_model("ViT-B-16", cache_dir=tmp_path, offline=True)
+    with pytest.raises(ModelError, match="has no weights in a supported file in the cache"):
+        load_model(REPO, cache_dir=tmp_path, offline=True)

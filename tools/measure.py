@@ -1,0 +1,88 @@
+"""Accuracy of a model on folders of labelled pictures: `python tools/measure.py DIR [DIR ...]`.
+
+Each folder holds pictures and a `manifest.json` whose `items` are `[file, label, class name, ...]`. Zero-shot accuracy
+and calibration use every picture (weak view only); with `--pictures N`, N pictures of each folder, evenly spaced, are
+also classified by every method. Features are kept in `--cache`, so a run that was stopped goes on.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from usetta import methods
+from usetta.images import open_image, picture_id
+from usetta.models import Model, load_model
+from usetta.models.cached import CachedImages
+from usetta.prompts import ClassPrompts
+from usetta.recipe import run
+from usetta.views import ViewRecipe, make_views
+
+
+def read_manifest(folder: Path) -> tuple[list[Path], Tensor, list[str]]:
+    """Pictures, labels (n,) and class names of a folder; a name that occurs twice counts under its first label."""
+    items = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["items"]
+    names = [name for _, name in sorted({(label, name) for _, label, name, *_ in items})]
+    return [folder / item[0] for item in items], torch.tensor([names.index(item[2]) for item in items]), names
+
+
+def features(model: Model, paths: list[Path], recipe: ViewRecipe) -> Tensor:
+    """Features (n, N, D) of the views of the pictures."""
+    rows = []
+    for path in paths:
+        picture = open_image(path, for_benchmark=True)
+        rows.append(model.encode_images(make_views(picture, picture_id(picture), recipe)))
+    return torch.stack(rows)
+
+
+def calibration_error(probs: Tensor, labels: Tensor, bins: int = 15) -> float:
+    """Expected calibration error of (n, C) probabilities: the gap between confidence and accuracy, over equal bins."""
+    confidence, answer = probs.max(1)
+    place = (confidence * bins).long().clamp(max=bins - 1)
+    gaps = [
+        ((answer == labels)[place == b].double().mean() - confidence[place == b].double().mean()).abs()
+        * (place == b).double().mean()
+        for b in range(bins)
+        if (place == b).any()
+    ]
+    return float(sum(gaps))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--model", default="embedded")
+    parser.add_argument("--pictures", type=int, default=0, help="pictures of each folder for the methods with views")
+    parser.add_argument("--views", type=int, default=64)
+    parser.add_argument("--cache", type=Path, required=True)
+    options = parser.parse_args()
+    model = CachedImages(load_model(options.model), options.cache)
+    names = methods.names()
+    print(f"{'set':<14}{'classes':>8}{'pictures':>9}{'zero-shot':>10}{'ECE':>7}", end="")
+    print("   on n:" + "".join(f"{name:>9}" for name in names) if options.pictures else "")
+    totals = []
+    for folder in options.folders:
+        paths, labels, classes = read_manifest(folder)
+        text = ClassPrompts(model.text, classes).features()
+        weak = run(methods.get("clip"), features(model, paths, ViewRecipe(views=1)), text, model.logit_scale).probs
+        accuracy = 100 * (weak.argmax(1) == labels).double().mean().item()
+        error = 100 * calibration_error(weak, labels)
+        print(f"{folder.name:<14}{len(classes):>8}{len(paths):>9}{accuracy:>10.1f}{error:>7.1f}", end="", flush=True)
+        if options.pictures:
+            chosen = [int(i * len(paths) / options.pictures) for i in range(options.pictures)]
+            views = features(model, [paths[i] for i in chosen], ViewRecipe(views=options.views))
+            right = [
+                run(methods.get(m), views, text, model.logit_scale).probs.argmax(1) == labels[chosen] for m in names
+            ]
+            totals.append([100 * r.double().mean().item() for r in right])
+            print(f"{len(chosen):>8}" + "".join(f"{value:>9.1f}" for value in totals[-1]), end="")
+        print(flush=True)
+    if totals:
+        means = torch.tensor(totals).mean(0).tolist()
+        print(f"{'mean':<56}" + "".join(f"{value:>9.1f}" for value in means))
+
+
+if __name__ == "__main__":
+    main()
