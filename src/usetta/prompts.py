@@ -164,7 +164,7 @@ class _Template:
             return self._texts.encode(some, first, last)
 
         rows = [
-            torch.cat([part(some, first, last) for some in contexts.split(self._images(first, last))])
+            torch.cat([part(some, first, last) for some in torch.split(contexts, self._images(first, last))])
             for first, last in self._chunks()
         ]
         return torch.cat(rows, 1)[:, self._row]
@@ -179,7 +179,7 @@ class _Template:
             graph = self._graphs.get((first, last)) or _Graph(self._texts, self.context, first, last)
             if kept <= self._tokens_that_fit(MEMORY - MEMORY // 4):
                 self._graphs[first, last] = graph
-            parts = distinct[:, first:last].split(self._images(first, last))
+            parts = torch.split(distinct[:, first:last], self._images(first, last))
             total += torch.cat([graph.pullback(part) for part in parts])
         return total
 
@@ -228,7 +228,7 @@ class _PaddedTexts:
         context = contexts.to(words.dtype)[:, None].expand(-1, len(ids), -1, -1)
         spliced = torch.cat([words[:, :, : self._start], context, words[:, :, self._stop :]], 2)
         features = self._tower.encode(spliced.flatten(0, 1), ids.repeat(len(contexts), 1))
-        return features.unflatten(0, (len(contexts), len(ids)))
+        return features.view(len(contexts), len(ids), -1)
 
 
 def _find_context(tower: TextTower, template: str, ids: Tensor) -> tuple[int, int, str]:

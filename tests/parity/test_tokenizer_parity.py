@@ -34,7 +34,7 @@ def generated(n: int) -> Iterator[str]:
     """Strings put together from the pieces above and from random characters that Unicode 3.2 already knew.
 
     The age matters because "letter" and "digit" are what a library's Unicode tables say, and those of `regex` (OpenAI)
-    and `tokenizers` (here) are of different versions; they agree on every character of Unicode 14.
+    and `tokenizers` (here) are of different versions, which differ on characters added since.
     """
     rng = random.Random(0)
     for _ in range(n):

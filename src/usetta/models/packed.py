@@ -49,7 +49,7 @@ class PackedTexts:
         with torch.inference_mode(False), torch.no_grad():
             self._start = tower.embed(ids[:1, :1])[0]
             positions = tower.positional_embedding[places.expand_as(ids)[chosen]]
-            self._suffixes = (tower.embed(ids[chosen]) + positions).split(self.lengths)
+            self._suffixes = torch.split(tower.embed(ids[chosen]) + positions, self.lengths)
 
     def encode(self, contexts: Tensor, first: int, last: int) -> Tensor:
         """Unit-length features (B, last - first, D) of those texts with each of `contexts` (B, n, W)."""
@@ -93,10 +93,11 @@ def _last_attention(block: Block, x: Tensor, shared: int, buckets: list[_Bucket]
     heads, width = block.attention.heads, x.shape[-1]
     weight, bias = block.attention.qkv.weight, block.attention.qkv.bias
     queries = linear(_ends(x, shared, buckets), weight[:width], bias[:width])
+    by_bucket = torch.split(queries, [bucket.texts for bucket in buckets], 1)
     prefix, *suffixes = _split(linear(x, weight[width:], bias[width:]), shared, buckets)
     shared_k, shared_v = _by_head(prefix, _Bucket(1, shared), 2, heads)[:, :, :, 0]
     mixed = []
-    for query, part, bucket in zip(queries.split([b.texts for b in buckets], 1), suffixes, buckets, strict=True):
+    for query, part, bucket in zip(by_bucket, suffixes, buckets, strict=True):
         (q,) = _by_head(query, _Bucket(bucket.texts, 1), 1, heads)
         k, v = _by_head(part, bucket, 2, heads)
         mixed.append(_attend(q, k, v, shared_k, shared_v))
@@ -109,20 +110,20 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, shared_k: Tensor, shared_v: Tensor)
 
     q: (B, heads, texts, queries, d), at the last positions of k and v: (B, heads, texts, length, d).
     """
-    texts, queries, length = q.shape[2], q.shape[3], k.shape[3]
+    queries, length = q.shape[3], k.shape[3]
     q = q * q.shape[-1] ** -0.5
-    to_shared = (q.flatten(2, 3) @ shared_k.mT).unflatten(2, (texts, queries))
+    to_shared = (q.flatten(2, 3) @ shared_k.mT).view(*q.shape[:-1], -1)
     later = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)[-queries:]
     to_own = (q @ k.mT).masked_fill(later, -torch.inf)
     weights = torch.cat([to_shared, to_own], -1).softmax(-1)
-    on_shared, on_own = weights.split([shared_k.shape[2], length], -1)
+    on_shared, on_own = torch.split(weights, [shared_k.shape[2], length], -1)
     mixed = (on_shared.flatten(2, 3) @ shared_v) + (on_own @ v).flatten(2, 3)
     return mixed.transpose(1, 2).flatten(2)
 
 
 def _split(x: Tensor, shared: int, buckets: list[_Bucket]) -> tuple[Tensor, ...]:
     """The shared tokens and those of each bucket, out of (B, T, W)."""
-    return x.split([shared, *(bucket.tokens for bucket in buckets)], 1)
+    return torch.split(x, [shared, *(bucket.tokens for bucket in buckets)], 1)
 
 
 def _by_head(x: Tensor, bucket: _Bucket, kinds: int, heads: int) -> Tensor:

@@ -4,6 +4,7 @@ Weights are frozen and the towers are always in evaluation mode; only inputs eve
 """
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -16,7 +17,7 @@ _CPU_CHUNK = 8
 _GPU_CHUNK = 64
 
 
-class TwoTowers(nn.Module):
+class TwoTowers(nn.Module, ABC):
     """The image half of a `base.Model`; a subclass adds the text tower and says how normalised pixels become features.
 
     `to(device, dtype)` moves the weights and leaves `logit_scale` exact.
@@ -43,13 +44,13 @@ class TwoTowers(nn.Module):
         self.logit_scale = logit_scale
         self._fingerprint: str | None = None
 
+    @abstractmethod
     def image_features(self, pixels: Tensor) -> Tensor:
         """Features (n, D), of any length, of normalised pixels (n, 3, S, S)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def describe(self) -> str:
         """Everything beside the weights that the features depend on."""
-        raise NotImplementedError
 
     @property
     def device(self) -> torch.device:
