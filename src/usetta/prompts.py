@@ -115,6 +115,8 @@ class ClassPrompts:
         n, width = self.context.shape
         if contexts.ndim != 3 or tuple(contexts.shape[1:]) != (n, width):
             raise ValueError(f"contexts must be of shape (B, {n}, {width}), got {tuple(contexts.shape)}")
+        if not len(contexts):
+            return self.features().expand(0, -1, -1)
         return self._templates[0].encode(contexts.to(self.context.device))
 
     def _check_tunable(self) -> None:
@@ -261,7 +263,7 @@ def _graph_bytes(texts: _Texts, contexts: Tensor, row: int) -> int:
         leaf = contexts.clone().requires_grad_()
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             kept = texts.encode(leaf, row, row + 1)
-    del kept  # it holds the graph: freed earlier, storages would share addresses
+    del kept  # not earlier: it holds the graph, and freed storages would share addresses
     return sum(sizes.values())
 
 

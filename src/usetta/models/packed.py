@@ -112,7 +112,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, shared_k: Tensor, shared_v: Tensor)
     """
     queries, length = q.shape[3], k.shape[3]
     q = q * q.shape[-1] ** -0.5
-    to_shared = (q.flatten(2, 3) @ shared_k.mT).view(*q.shape[:-1], -1)
+    to_shared = (q.flatten(2, 3) @ shared_k.mT).view(*q.shape[:-1], shared_k.shape[2])
     later = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)[-queries:]
     to_own = (q @ k.mT).masked_fill(later, -torch.inf)
     weights = torch.cat([to_shared, to_own], -1).softmax(-1)
