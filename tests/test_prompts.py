@@ -153,15 +153,18 @@ def test_all_three_operations_follow_the_definition(tower: Tower, count: int, dt
         assert_same_features(features[i], naive(tower, names, contexts[i]))
 
 
-@pytest.mark.parametrize("memory", [prompts_module.MEMORY, 1_000_000])
-def test_a_thousand_classes(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompts_module, "MEMORY", memory)
+def test_a_thousand_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     tower, names = small_tower(), names_of(1000)
-    prompts = ClassPrompts(tower, names)
-    contexts, grad = moved(prompts.context, 2), random_like(2, 1000, 24)
-    assert_same_features(prompts.features(), naive(tower, names, prompts.context))
-    assert_same_features(prompts.encode(contexts)[1], naive(tower, names, contexts[1]))
-    assert_same_gradient(prompts.pullback(grad)[1], naive_gradient(tower, names, prompts.context, grad[1]))
+    context = ClassPrompts(tower, names).context
+    contexts, grads = moved(context, 2), random_like(2, 1000, 24)
+    expected = naive(tower, names, context), naive(tower, names, contexts[1])
+    gradient = naive_gradient(tower, names, context, grads[1])
+    for memory in (prompts_module.MEMORY, 1_000_000):
+        monkeypatch.setattr(prompts_module, "MEMORY", memory)
+        prompts = ClassPrompts(tower, names)
+        assert_same_features(prompts.features(), expected[0])
+        assert_same_features(prompts.encode(contexts)[1], expected[1])
+        assert_same_gradient(prompts.pullback(grads)[1], gradient)
 
 
 @pytest.mark.slow
@@ -186,12 +189,14 @@ def test_the_length_of_the_padding_does_not_matter(length: int) -> None:
 @given(
     names=st.lists(st.text("ab c7-.'é", min_size=1, max_size=30).filter(str.strip), min_size=1, max_size=6),
     memory=st.sampled_from([1, 300_000, 2**30]),
+    at_once=st.integers(1, 100),
     images=st.integers(1, 4),
 )
-def test_any_names_any_memory_any_batch(names: list[str], memory: int, images: int) -> None:
+def test_any_names_any_memory_any_batch(names: list[str], memory: int, at_once: int, images: int) -> None:
     tower = small_tower().double()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prompts_module, "MEMORY", memory)
+        patch.setattr(prompts_module, "_AT_ONCE", at_once)
         prompts = ClassPrompts(tower, names)
         grads = random_like(images, len(names), 24, dtype=torch.float64)
         contexts = moved(prompts.context, images)
@@ -209,13 +214,14 @@ def test_a_batch_of_images_is_as_good_as_one_by_one(tower: Tower) -> None:
     torch.testing.assert_close(prompts.encode(contexts), torch.cat([prompts.encode(c[None]) for c in contexts]))
 
 
-@pytest.mark.parametrize("memory", [1, 400_000, 2**30])
-def test_memory_changes_no_answer(tower: Tower, memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("memory", "at_once"), [(1, 1), (400_000, 50), (2**30, 2000)])
+def test_memory_changes_no_answer(tower: Tower, memory: int, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     tower.double()
     names = names_of(9)
-    grads, contexts, answers = None, None, []
-    for budget in (prompts_module.MEMORY, memory):
-        monkeypatch.setattr(prompts_module, "MEMORY", budget)
+    answers = []
+    for budget in ((prompts_module.MEMORY, prompts_module._AT_ONCE), (memory, at_once)):
+        monkeypatch.setattr(prompts_module, "MEMORY", budget[0])
+        monkeypatch.setattr(prompts_module, "_AT_ONCE", budget[1])
         prompts = ClassPrompts(tower, names)
         contexts = moved(prompts.context, 5).requires_grad_()
         grads = random_like(5, *prompts.features().shape, dtype=torch.float64)
@@ -336,6 +342,8 @@ def test_half_precision_towers_give_float32() -> None:
     [
         (["a photo of a {}.", "itap of a {}."], "an ensemble of templates has no single context"),
         ("{}", "no words stand before '{}' in '{}'"),
+        ("<|endoftext|> or {}", "a special token stands before '{}'"),
+        ("so <|endoftext|> {}", "a special token stands before '{}'"),
         ("a non{}", "join with a class name into other tokens"),
     ],
 )
@@ -351,7 +359,9 @@ def test_where_there_is_no_context_features_still_are(templates: str, reason: st
         ClassPrompts(tower, ["cat"], templates, context=torch.zeros(4, 32))
 
 
-@pytest.mark.parametrize("template", ["{}", "{} in the wild", "a non{}", "a photo of a {}", "itap of many, many {}!"])
+@pytest.mark.parametrize(
+    "template", ["{}", " {} in the wild", "a non{}", "a photo of a {}", "<|endoftext|> {}", "many, many {}!"]
+)
 def test_every_template_gives_the_tower_s_own_features(template: str) -> None:
     tower = small_tower()
     ids = tower.tokenize([template.format(name) for name in ("cat", "great grey owl")])

@@ -14,6 +14,8 @@ byte-pair tokens, feature at the end-of-text token) is trained to speak ViT-B/16
   words it never sees stay comparable with those it does.
 * Speed. All texts of a step share one template. The tower is causal, so the template's prefix is run once, and only
   the tokens behind it are run per name, packed without padding; the last block runs for the end token only.
+* Prompt tuning. Its learning rates (5e-3 a step) assume embeddings of CLIP's size, some 0.02; this tower grows them to
+  0.6. Layer norm does not see the size of the residual stream, so the files have all of it divided by `STREAM`.
 
 A share of every class's pictures (and one ImageNet picture a class) never trains: it measures accuracy and fits
 `logit_scale`. `--hold-out` leaves whole sets and a tenth of the names out as well, which measures generalisation.
@@ -29,6 +31,7 @@ import random
 import re
 import time
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -39,7 +42,7 @@ from torch.nn import functional as F
 from usetta.models.tokenizer import CLIPTokenizer, vocabulary
 from usetta.models.transformer import quick_gelu
 
-WIDTH, LAYERS, HEADS, CONTEXT, EMBED_DIM, RANK = 320, 5, 5, 32, 512, 96
+WIDTH, LAYERS, HEADS, CONTEXT, EMBED_DIM, RANK, VOCABULARY = 320, 5, 5, 32, 512, 96, 49408
 NAMES_A_STEP, CLASSES_A_STEP, PICTURES_A_CLASS = 256, 192, 6
 LEARNING_RATE, WARM_UP = 1e-3, 100
 DEFAULT = "a photo of a {}."
@@ -49,6 +52,10 @@ TEMPLATES = (
     "a close-up photo of a {}.", "a picture of a {}.", "a photo of many {}.", "there is a {}.",
 )  # fmt: skip
 SET_SHARES = {"imagenet": 0.45, "flowers": 0.15, "pets": 0.10, "caltech": 0.12, "dtd": 0.04, "cars": 0.14}
+STREAM, STREAM_WRITERS = 32, (
+    "token_embedding.basis", "positional_embedding",
+    "out_proj.weight.scale", "out_proj.bias", "c_proj.weight.scale", "c_proj.bias",
+)  # fmt: skip
 Table = dict[str, dict[str, float]]
 PART_LIMIT = 4_500_000
 
@@ -405,6 +412,11 @@ def quantise(tower: Tower) -> dict[str, Tensor]:
     return packed
 
 
+def shrink_stream(packed: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Divide by STREAM whatever writes into the residual stream, kept as fp32; layer norm undoes it."""
+    return {name: t.float() / STREAM if name.endswith(STREAM_WRITERS) else t for name, t in packed.items()}
+
+
 def write_parts(packed: dict[str, Tensor], directory: Path) -> list[Path]:
     """Write `text-<i>.safetensors`, each below PART_LIMIT unless one matrix alone is not."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -495,6 +507,19 @@ def report(tower: Tower, material: Material, split: Split, prompts: Prompts) -> 
     return float(scale), table
 
 
+def write_config(options: argparse.Namespace, paths: list[Path], scale: float, table: Table) -> None:
+    """Write `config.json`: what the loader needs, how the run was made, and its checks."""
+    config = {
+        "width": WIDTH, "layers": LAYERS, "heads": HEADS, "context_length": CONTEXT, "vocab_size": VOCABULARY,
+        "embed_dim": EMBED_DIM, "activation": "quick_gelu", "logit_scale": scale, "template": DEFAULT,
+        "parts": [path.name for path in paths], "seed": options.seed, "steps": options.steps,
+        "threads": options.threads, "held_out": options.hold_out,
+        "versions": {name: version(name) for name in ("torch", "transformers", "tokenizers")},
+        "checks": {key: {k: round(v, 3) for k, v in row.items()} for key, row in table.items()},
+    }  # fmt: skip
+    (options.out / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+
+
 def main() -> None:
     """Train, quantise, check, write."""
     shared = Path(os.environ.get("USETTA_SHARED", "../shared"))
@@ -527,16 +552,9 @@ def main() -> None:
     print(f"{len(split.bank)} names of things, {len(split.words)} words, {len(split.held_names)} held out", flush=True)
     torch.manual_seed(options.seed)  # only here: loading MiniLM draws random numbers, a kept file of codes does not
     tower = train(material, split, prompts, codes, options.steps, rng)
-    paths = write_parts(quantise(tower), options.out)
+    paths = write_parts(shrink_stream(quantise(tower)), options.out)
     scale, table = report(read_back(paths), material, split, prompts)
-    config = {
-        "width": WIDTH, "layers": LAYERS, "heads": HEADS, "context_length": CONTEXT, "vocab_size": len(codes),
-        "embed_dim": EMBED_DIM, "activation": "quick_gelu", "logit_scale": scale, "template": DEFAULT,
-        "parts": [path.name for path in paths], "seed": options.seed, "steps": options.steps,
-        "threads": options.threads, "held_out": options.hold_out, "versions": {"torch": torch.__version__},
-        "checks": {key: {k: round(v, 3) for k, v in row.items()} for key, row in table.items()},
-    }  # fmt: skip
-    (options.out / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    write_config(options, paths, scale, table)
     print(f"{sum(path.stat().st_size for path in paths) / 1e6:.1f} MB in {[path.name for path in paths]}")
 
 

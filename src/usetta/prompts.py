@@ -27,9 +27,13 @@ DEFAULT_TEMPLATE = "a photo of a {}."
 MEMORY = 512 * 2**20
 """Bytes that the graphs of one class list may take; classes and images go through in chunks that fit.
 
-100 ImageNet classes need about a quarter of it with CLIP ViT-B/16. Where all classes need more, the graphs that fit are
-kept, and the others are built anew for every batch of images.
+A token of CLIP ViT-B/16's text tower takes about 0.2 MB, so 100 ImageNet classes take about 100 MB and 1000 about 900.
+Three quarters of the memory are for graphs that are kept, the rest for the others: these are built anew for every batch
+of images, chunk by chunk.
 """
+
+_AT_ONCE = 1024
+"""Tokens in flight where no graph is built: about 30 MB in CLIP ViT-B/16, and enough to keep a processor busy."""
 
 
 class _Texts(Protocol):
@@ -155,9 +159,10 @@ class _Template:
 
     def encode(self, contexts: Tensor) -> Tensor:
         """Features (B, C, D) of all classes with each of `contexts` (B, n, W)."""
-        differentiate = torch.is_grad_enabled() and contexts.requires_grad
-        everything = len(contexts) * (self._texts.shared + sum(self._texts.lengths))
-        recompute = differentiate and everything > self._tokens_that_fit(MEMORY)
+        limit, recompute = _AT_ONCE, False
+        if torch.is_grad_enabled() and contexts.requires_grad:
+            limit = self._graph_tokens(MEMORY // 4)
+            recompute = len(contexts) * self._tokens(0, len(self._texts.lengths)) > self._graph_tokens(MEMORY)
 
         def part(some: Tensor, first: int, last: int) -> Tensor:
             if recompute:
@@ -165,29 +170,35 @@ class _Template:
                 return again
             return self._texts.encode(some, first, last)
 
-        rows = [
-            torch.cat([part(some, first, last) for some in torch.split(contexts, self._images(first, last))])
-            for first, last in self._chunks()
-        ]
-        return torch.cat(rows, 1)[:, self._row]
+        columns = []
+        for first, last in self._chunks(limit):
+            images = max(1, limit // self._tokens(first, last))
+            columns.append(torch.cat([part(some, first, last) for some in torch.split(contexts, images)]))
+        return torch.cat(columns, 1)[:, self._row]
 
     def pullback(self, grad: Tensor) -> Tensor:
         """Gradients with respect to the context (B, n, W) of those with respect to the features (B, C, D)."""
-        distinct = grad.new_zeros(len(grad), len(self._texts.lengths), grad.shape[2]).index_add_(1, self._row, grad)
         total = self.context.new_zeros(len(grad), *self.context.shape)
+        if not len(grad):
+            return total
+        distinct = grad.new_zeros(len(grad), len(self._texts.lengths), grad.shape[2]).index_add_(1, self._row, grad)
         kept = 0
-        for first, last in self._chunks() if len(grad) else ():
+        for first, last in self._chunks(self._graph_tokens(MEMORY // 4)):
             kept += self._tokens(first, last)
-            graph = self._graphs.get((first, last)) or _Graph(self._texts, self.context, first, last)
-            if kept <= self._tokens_that_fit(MEMORY - MEMORY // 4):
-                self._graphs[first, last] = graph
-            parts = torch.split(distinct[:, first:last], self._images(first, last))
-            total += torch.cat([graph.pullback(part) for part in parts])
+            keep = kept <= self._graph_tokens(MEMORY - MEMORY // 4)
+            total += self._pull_chunk(distinct[:, first:last], first, last, keep)
         return total
 
-    def _chunks(self) -> Iterator[tuple[int, int]]:
-        """Ranges of texts whose graph takes at most a quarter of `MEMORY`, or a single text."""
-        limit = self._tokens_that_fit(MEMORY // 4)
+    def _pull_chunk(self, grad: Tensor, first: int, last: int, keep: bool) -> Tensor:
+        """The share of some texts in the pullback; a graph that is not kept is gone before the next is built."""
+        graph = self._graphs.get((first, last)) or _Graph(self._texts, self.context, first, last)
+        if keep:
+            self._graphs[first, last] = graph
+        images = max(1, _AT_ONCE // self._tokens(first, last))
+        return torch.cat([graph.pullback(some) for some in torch.split(grad, images)])
+
+    def _chunks(self, limit: int) -> Iterator[tuple[int, int]]:
+        """Ranges of texts that have at most `limit` tokens together, or of a single text."""
         first, tokens = 0, self._texts.shared
         for row, length in enumerate(self._texts.lengths):
             if row > first and tokens + length > limit:
@@ -199,16 +210,13 @@ class _Template:
     def _tokens(self, first: int, last: int) -> int:
         return self._texts.shared + sum(self._texts.lengths[first:last])
 
-    def _images(self, first: int, last: int) -> int:
-        """How many images to take at once, so that small class lists fill a chunk too."""
-        return max(1, self._tokens_that_fit(MEMORY // 4) // self._tokens(first, last))
-
-    def _tokens_that_fit(self, size: int) -> int:
+    def _graph_tokens(self, size: int) -> int:
         """How many tokens have a graph of `size` bytes: measured, since towers of any architecture come here."""
         if self._token_bytes is None:
             longest = len(self._texts.lengths) - 1
-            one, two = (_graph_bytes(self._texts, self.context.expand(n, -1, -1), longest) for n in (1, 2))
-            self._token_bytes = max(1.0, (two - one) / self._tokens(longest, longest + 1))
+            # What a third context adds: the weights cancel out, and from two on nothing passes as a view for a copy.
+            two, three = (_graph_bytes(self._texts, self.context.expand(n, -1, -1), longest) for n in (2, 3))
+            self._token_bytes = (three - two) / self._tokens(longest, longest + 1)
         return int(size / self._token_bytes)
 
 
@@ -238,13 +246,15 @@ def _find_context(tower: TextTower, template: str, ids: Tensor) -> tuple[int, in
 
     The words alone are, in tokens, the empty text with the context put in: that tells its place for every tokenizer.
     """
-    words = template.partition("{}")[0].strip()
-    if not words:
-        return 0, 0, f"no words stand before '{{}}' in {template!r}"
+    words = template.partition("{}")[0]
     empty, alone = tower.tokenize(["", words])
+    if torch.equal(empty, alone):
+        return 0, 0, f"no words stand before '{{}}' in {template!r}"
     length = len(empty)
     start = int((empty != alone).nonzero()[0])
     n = next(n for n in range(1, length) if torch.equal(alone[start + n :], empty[start : length - n]))
+    if torch.isin(alone[start : start + n], empty).any():
+        return 0, 0, f"a special token stands before '{{}}' in {template!r}"
     if not (ids[:, : start + n] == alone[: start + n]).all():
         return 0, 0, f"the words before '{{}}' in {template!r} join with a class name into other tokens"
     return start, n, ""

@@ -47,7 +47,7 @@ def test_cut_off_download(server: Hub, tmp_path: Path) -> None:
     server.files["weights.bin"] = b"12345"
     server.tampered["weights.bin"] = b"123"
     with pytest.raises(
-        ModelError, match=rf"the download of weights\.bin of {REPO} was cut off: try again, or pass a local"
+        ModelError, match=rf"the download of weights\.bin of {REPO} was cut off: try again, or use a local"
     ):
         hub.download(REPO, "weights.bin", cache_dir=tmp_path)
     server.tampered.clear()
@@ -112,7 +112,7 @@ def test_no_network_is_told_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     go_online(monkeypatch, "http://127.0.0.1:9")  # the port that discards: nothing listens there
     start = time.monotonic()
     with pytest.raises(
-        ModelError, match=r"is not in the cache and http://127\.0\.0\.1:9 cannot be reached .*--weights FILE"
+        ModelError, match=r"is not in the cache and http://127\.0\.0\.1:9 cannot be reached .*--model FILE"
     ):
         hub.download(REPO, "weights.bin", cache_dir=tmp_path)
     assert time.monotonic() - start < 3
@@ -159,7 +159,7 @@ def test_repository_without_weights(server: Hub, tmp_path: Path) -> None:
 
 
 def test_weights_not_in_the_cache_offline(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="offline mode forbids downloading it: go online once, or pass a local file"):
+    with pytest.raises(ModelError, match="offline mode forbids downloading it: go online once, or use a local file"):
         load_model("ViT-B-16", cache_dir=tmp_path, offline=True)
     with pytest.raises(ModelError, match="has no weights in a supported file in the cache"):
         load_model(REPO, cache_dir=tmp_path, offline=True)

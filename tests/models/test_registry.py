@@ -49,7 +49,7 @@ def test_spellings(spelling: str, name: str | None) -> None:
         ("gpt", r"unknown model 'gpt' \(known: .*ViT-B-32, .*RN50, a hub id or a file\)"),
         ("./no.pt", r"no\.pt does not exist"),
         ("no.safetensors", r"no\.safetensors does not exist"),
-        ("RN101", r"no weights are known for RN101: pass a file"),
+        ("RN101", r"no weights are known for RN101: use a file"),
     ],
 )
 def test_unknown_names(name: str, message: str) -> None:

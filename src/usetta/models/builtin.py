@@ -47,7 +47,8 @@ def _load_auto(*, device: "str | torch.device | None", cache_dir: Path | None, o
     try:
         return load_model(PREFERRED, device=device, cache_dir=cache_dir, offline=offline)
     except ModelError as error:
-        _log.warning("using the embedded model, because CLIP %s is not to be had: %s", PREFERRED, error)
+        _log.warning("CLIP %s is neither in the cache nor to be downloaded: using the embedded model", PREFERRED)
+        _log.info("%s", error)
         return load_model("embedded", device=device, cache_dir=cache_dir, offline=offline)
 
 

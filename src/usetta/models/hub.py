@@ -13,7 +13,7 @@ from pathlib import Path
 from usetta.models.base import ModelError
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_OTHERWISE = "pass a local file as weights (`--weights FILE`), or use the embedded model (`--model embedded`)"
+_OTHERWISE = "use a local file (`--model FILE`) or the embedded model (`--model embedded`)"
 
 
 class NotInRepositoryError(ModelError):

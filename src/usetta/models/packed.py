@@ -111,11 +111,10 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, shared_k: Tensor, shared_v: Tensor)
     q: (B, heads, texts, queries, d), at the last positions of k and v: (B, heads, texts, length, d).
     """
     queries, length = q.shape[3], k.shape[3]
-    q = q * q.shape[-1] ** -0.5
     to_shared = (q.flatten(2, 3) @ shared_k.mT).view(*q.shape[:-1], shared_k.shape[2])
     later = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)[-queries:]
     to_own = (q @ k.mT).masked_fill(later, -torch.inf)
-    weights = torch.cat([to_shared, to_own], -1).softmax(-1)
+    weights = (torch.cat([to_shared, to_own], -1) * q.shape[-1] ** -0.5).softmax(-1)
     on_shared, on_own = torch.split(weights, [shared_k.shape[2], length], -1)
     mixed = (on_shared.flatten(2, 3) @ shared_v) + (on_own @ v).flatten(2, 3)
     return mixed.transpose(1, 2).flatten(2)
@@ -127,8 +126,11 @@ def _split(x: Tensor, shared: int, buckets: list[_Bucket]) -> tuple[Tensor, ...]
 
 
 def _by_head(x: Tensor, bucket: _Bucket, kinds: int, heads: int) -> Tensor:
-    """(B, tokens of the bucket, kinds * W) as (kinds, B, heads, texts, length, d)."""
-    return x.view(len(x), bucket.texts, bucket.length, kinds, heads, -1).permute(3, 0, 4, 1, 2, 5)
+    """(B, tokens of the bucket, kinds * W) as (kinds, B, heads, texts, length, d).
+
+    A copy, so that all products read from it as it is and the graph keeps this one instead of several.
+    """
+    return x.view(len(x), bucket.texts, bucket.length, kinds, heads, -1).permute(3, 0, 4, 1, 2, 5).contiguous()
 
 
 def _ends(x: Tensor, shared: int, buckets: list[_Bucket]) -> Tensor:

@@ -190,7 +190,7 @@ def _from_table(name: str, activation: Activation | None, cache_dir: Path | None
     from usetta.models.hub import download, download_optional
 
     if name not in PUBLISHED:
-        raise ModelError(f"no weights are known for {name}: pass a file (`--weights FILE`)")
+        raise ModelError(f"no weights are known for {name}: use a file of weights (`--model FILE`)")
     model = PUBLISHED[name]
     path = download(model.repo, model.file, revision=model.revision, cache_dir=cache_dir, offline=offline)
     for file in _companions(model.file):
