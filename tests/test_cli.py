@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -155,6 +157,16 @@ def test_version_and_help_need_nothing_heavy() -> None:
     )
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "[]"
+
+
+def test_a_progress_bar_leaves_the_answers_on_standard_output(pictures: list[Path], options: list[object]) -> None:
+    terminal, side = pty.openpty()
+    command = [str(word) for word in (sys.executable, "-m", "usetta", "classify", *pictures, *options, "--json")]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=side, text=True, check=True)
+    os.close(side)
+    assert [json.loads(line)["source"] for line in done.stdout.splitlines()] == [str(picture) for picture in pictures]
+    assert b"5/5" in os.read(terminal, 100_000)
+    os.close(terminal)
 
 
 def test_the_installed_command_exits_as_promised(pictures: list[Path], options: list[object]) -> None:

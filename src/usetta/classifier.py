@@ -10,7 +10,6 @@ its content: the same pixels get the same views under any file name.
 
 import io
 import os
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -24,6 +23,7 @@ from PIL import Image
 from usetta import methods
 from usetta.images import ImageError, ImageSource, open_image, picture_id
 from usetta.models import Model, load_model
+from usetta.progress import track
 from usetta.prompts import DEFAULT_TEMPLATE, ClassPrompts
 from usetta.recipe import Recipe, Result, run
 from usetta.views import ViewRecipe, make_views
@@ -205,7 +205,7 @@ class Classifier:
     def _collect(self, pictures: Iterable[ImageSource], progress: bool | None) -> list[Prediction]:
         pictures = list(pictures)
         answers = []
-        for outcome in _with_progress(self.stream(pictures), len(pictures), progress):
+        for outcome in track(self.stream(pictures), len(pictures), "Classifying", progress):
             if isinstance(outcome, ImageError):
                 raise outcome
             answers.append(outcome)
@@ -248,15 +248,3 @@ def _name(picture: ImageSource) -> str:
     if isinstance(picture, str | os.PathLike):
         return str(Path(picture))
     return f"<{type(picture).__name__}>"
-
-
-def _with_progress(outcomes: Iterator[Any], total: int, progress: bool | None) -> Iterable[Any]:
-    """`outcomes` behind a progress bar on standard error, if asked for or if somebody is there to see it."""
-    if progress is None:
-        progress = total > 1 and sys.stderr.isatty()
-    if not progress:
-        return outcomes
-    from rich.console import Console
-    from rich.progress import track
-
-    return track(outcomes, total=total, description="Classifying", console=Console(stderr=True))

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from usetta import __version__
+from usetta.progress import track
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from usetta.classifier import Classifier, Prediction
 
 app = typer.Typer(
@@ -92,7 +91,9 @@ def classify(
         classifier = _classifier(classes, method, model, template, views, seed, augmix)
     write = _json_writer(top) if as_json else _csv_writer() if as_csv else _text_writer(pictures)
     failed = 0
-    for picture, outcome in zip(pictures, _progress(classifier.stream(pictures), len(pictures)), strict=True):
+    for picture, outcome in zip(
+        pictures, track(classifier.stream(pictures), len(pictures), "Classifying"), strict=True
+    ):
         write(picture, outcome)
         if isinstance(outcome, ImageError):
             failed += 1
@@ -181,7 +182,8 @@ def demo(
         photographs = demonstration.photographs(_say)
         loaded = CachedImages(load_model(model), cache_dir() / "demo" / "features")
         _say(f"model: {loaded.name}, {views} views of each of {len(photographs)} photographs")
-        found = list(_progress(demonstration.answers(loaded, photographs, names, views), len(photographs)))
+        answers = demonstration.answers(loaded, photographs, names, views)
+        found = list(track(answers, len(photographs), "Classifying"))
         page = demonstration.write_report(found, out, loaded, views)
     _print_rows(
         [
@@ -296,20 +298,6 @@ def _line(text: str) -> None:
 
 def _say(text: str) -> None:
     typer.echo(text, err=True)
-
-
-def _progress(outcomes: Iterator[Any], total: int) -> Any:
-    if total < 2 or not sys.stderr.isatty():
-        return outcomes
-    from rich.progress import track
-
-    return track(outcomes, total=total, description="Classifying", console=_stderr())
-
-
-def _stderr() -> "Console":
-    from rich.console import Console
-
-    return Console(stderr=True)
 
 
 def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:

@@ -34,7 +34,7 @@ def pull_model(name: str, say: Callable[[str], object]) -> Path | str:
 def _load_embedded(*, device: "str | torch.device | None", cache_dir: Path | None, offline: bool) -> Model:
     from usetta.models import embedded
 
-    return embedded.load(_log.info, offline).to(device)
+    return embedded.load(_log.warning, offline).to(device)
 
 
 def _embedded_is_cached() -> bool:
