@@ -297,7 +297,8 @@ def _line(text: str) -> None:
 
 
 def _say(text: str) -> None:
-    typer.echo(text, err=True)
+    """One line to standard error; written so that it lands above a progress bar, which typer.echo does not."""
+    sys.stderr.write(text + "\n")
 
 
 def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
