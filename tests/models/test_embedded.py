@@ -102,7 +102,11 @@ def test_the_text_tower_is_the_one_that_was_trained(model: CLIP) -> None:
 
 @pytest.mark.slow
 def test_its_image_features_are_clip_s(model: CLIP, shared: Path) -> None:
-    """Against features that other code computed in bfloat16, from a weak view resized by other code."""
+    """Against features that other code computed in bfloat16.
+
+    Most agree to 0.999, a few only to 0.98 or less, for a reason that is not known: so this catches a wrong tower or
+    wrong pixels, not small errors. Exactness is what the parity tests are for.
+    """
     stored = load_file(shared / "views" / "views_b16.safetensors")["pets_features"][:8, 0].float()
     rows = json.loads((shared / "views" / "views_b16.json").read_text())["pets"]["rows"][:8]
     items = json.loads((shared / "data" / "oxford_pets" / "manifest.json").read_text())["items"]
