@@ -1,8 +1,8 @@
 """The image tower of OpenAI's CLIP ViT-B/16, out of a package that carries it as an int8 ONNX file.
 
 The file's weights are int8 with one scale per output channel. They are turned back into floating point once and kept
-in the cache as safetensors in transformers' key names. Floating-point arithmetic on them avoids the second loss, that of
-activations in int8; docs/embedded.md tells how near to CLIP the features are.
+in the cache as safetensors in transformers' key names. Floating-point arithmetic on them avoids the second loss, that
+of activations in int8; docs/embedded.md tells how near to CLIP the features are.
 """
 
 import re
