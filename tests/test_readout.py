@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from usetta.readout import RESCALINGS, blend, entropy_rank, weak_weight
+from usetta.readout import RESCALINGS, blend_weights, entropy_rank, mean_of_views, reliability_weights, weak_weight
 
 
 def test_the_entropy_rank_counts_strictly_greater_views() -> None:
@@ -36,5 +36,34 @@ def test_beta_stays_in_its_range_and_grows_with_delta(delta: float, gamma: float
 
 def test_blend_of_known_distributions() -> None:
     probs = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [0.5, 0.5], [0.2, 0.8]]])
-    q = blend(probs, torch.tensor([[1, 2]]), torch.tensor([0.4]))
-    assert q[0].tolist() == pytest.approx([0.4 + 0.6 * 0.25, 0.6 * 0.75])
+    weights = blend_weights(torch.tensor([0.4]), torch.tensor([[2, 1]]), views=4)
+    assert weights[0].tolist() == pytest.approx([0.4, 0.3, 0.3, 0.0])
+    assert mean_of_views(probs, weights)[0].tolist() == pytest.approx([0.4 + 0.6 * 0.25, 0.6 * 0.75])
+
+
+def test_a_wide_root_does_not_leave_the_unit_interval() -> None:
+    assert weak_weight(torch.tensor([0.0, 1.0]), gamma=1.0, rescaling="root").tolist() == [0.0, 1.0]
+
+
+def naive_reliability(features: torch.Tensor) -> list[float]:
+    """R-TPT's weights of one picture, number by number."""
+    scores = []
+    for i, view in enumerate(features):
+        others = sorted((float(view @ other) for j, other in enumerate(features) if j != i), reverse=True)[:20]
+        scores.append(sum(others) / len(others) / 0.01)
+    return torch.tensor(scores, dtype=torch.float64).softmax(0).tolist()
+
+
+@pytest.mark.parametrize("views", [2, 5, 21, 64])
+def test_reliability_is_the_nearness_of_other_views(views: int) -> None:
+    generator = torch.Generator().manual_seed(views)
+    features = torch.nn.functional.normalize(torch.randn(3, views, 8, generator=generator, dtype=torch.float64), dim=-1)
+    features[:, 1] = features[:, 0]  # a copy is a neighbour, the view itself is not
+    weights = reliability_weights(features)
+    for i in range(3):
+        assert weights[i].tolist() == pytest.approx(naive_reliability(features[i]), abs=1e-12)
+    torch.testing.assert_close(weights.sum(1), torch.ones(3, dtype=torch.float64))
+
+
+def test_a_single_view_is_all_there_is() -> None:
+    assert reliability_weights(torch.ones(2, 1, 3)).tolist() == [[1.0], [1.0]]

@@ -1,42 +1,148 @@
-"""The named recipes. A name is all a user needs: `get("se")`, `get("se", gamma=0.2)`."""
+"""The named recipes, and a grammar for the rest of the grid.
+
+    use                    a named recipe
+    tpt+se                 its adaptation with another read-out
+    use:steps=4:gamma=0.2  with settings of your own
+
+So every row of the paper's tables has a name: the ablation is `clip`, `uniform`, `se`, `mem`, `mem+uniform`,
+`mem+se`, `rce`, `rce+uniform`, `rce+se` (which is `use`), the plug-ins are `tpt+se`, `c-tpt+se`, `r-tpt+se`, and
+marginal entropy against reverse cross-entropy is `tpt` against `tpt-rce`.
+"""
 
 import difflib
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, get_args
 
-from usetta.recipe import ADAPTIVE, UNIFORM, Recipe
+from usetta.recipe import READOUTS, Recipe
 
+_TPT = Recipe(
+    "tpt",
+    "tunes the prompt until the most certain views agree (marginal entropy); answers from the weak view",
+    select="confident",
+    tune="prompt",
+    loss="mem",
+    readout="weak",
+)
+_USE = Recipe(
+    "use",
+    "tunes the prompt towards SE's answer (reverse cross-entropy) where the views disagree; answers by SE",
+    tune="prompt",
+    loss="rce",
+    skip=True,
+    se_stats="pre",
+)
 _METHODS: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
-        Recipe("clip", "zero-shot CLIP: the weak view alone", beta=1),
-        Recipe("strong", "the mean of the most certain strong views, without the weak one", beta=0),
-        Recipe("average", "half the weak view, half the most certain strong views", beta=0.5),
-        Recipe("uniform", "the plain mean of the weak view and the most certain strong views", beta=UNIFORM),
-        Recipe("se", "self-ensembling: the weak view counts more where it is more certain than others", beta=ADAPTIVE),
+        Recipe("clip", "zero-shot CLIP: the weak view alone", readout="weak"),
+        Recipe("strong", "the mean of the most certain strong views, without the weak one", readout="strong"),
+        Recipe("average", "half the weak view, half the most certain strong views", readout="average"),
+        Recipe("uniform", "the plain mean of the weak view and the most certain strong views", readout="uniform"),
+        Recipe("se", "self-ensembling: the weak view counts more where it is more certain than others"),
+        _TPT,
+        replace(
+            _TPT,
+            name="tpt-rce",
+            description="TPT by reverse cross-entropy to the views' own mean: the same gradient, another formula",
+            loss="rce",
+            label="mean",
+        ),
+        replace(
+            _TPT,
+            name="c-tpt",
+            description="TPT that also spreads the text features, for better calibration",
+            dispersion=50.0,
+        ),
+        replace(
+            _TPT,
+            name="r-tpt",
+            description="tunes every certain view by itself (pointwise entropy); weighs all views by their neighbours",
+            loss="pointwise",
+            readout="reliability",
+        ),
+        replace(_USE, name="rce", description="USE's tuning (ablation); answers from the weak view", readout="weak"),
+        _USE,
     )
+}
+_ALIASES = {"mem": "tpt", "zero-shot": "clip"}
+
+FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
+    "imagenet": {"c-tpt": {"dispersion": 20.0}},
+    "fine-grained": {"c-tpt": {"dispersion": 50.0}},
+}
+"""Settings of methods on a family of data sets, where that decides; a folder of one's own counts as fine-grained."""
+
+
+_SETTINGS: dict[str, Any] = {
+    field.name: field.type for field in fields(Recipe) if field.name not in ("name", "description")
 }
 
 
 def names() -> list[str]:
-    """Names of all methods."""
+    """Names of the methods that have one of their own."""
     return list(_METHODS)
 
 
-def get(method: str | Recipe, **settings: Any) -> Recipe:
-    """The recipe of that name, with `settings` in place of its own; a recipe is taken as it is."""
-    recipe = method if isinstance(method, Recipe) else _find(method)
-    known = {field.name for field in fields(Recipe)}
+def get(method: str | Recipe, *, family: str = "fine-grained", **settings: Any) -> Recipe:
+    """The recipe of that name, with `settings` in place of its own; a recipe is taken as it is.
+
+    The result's name says all that makes it differ from a named recipe, so that two rows of a table never share one.
+    """
+    if family not in FAMILIES:
+        raise ValueError(f"unknown family of data sets {family!r}; known are {', '.join(FAMILIES)}")
+    if isinstance(method, Recipe):
+        return _with(method, settings) if settings else method
+    head, *assignments = method.strip().lower().split(":")
+    head, plus, readout = head.partition("+")
+    recipe = _find(_ALIASES.get(head, head))
+    recipe = replace(recipe, **FAMILIES[family].get(recipe.name, {}))
+    if plus:
+        recipe = _read_out_by(recipe, readout)
+    return _with(recipe, dict(map(_assignment, assignments)) | settings)
+
+
+def _read_out_by(recipe: Recipe, readout: str) -> Recipe:
+    if readout not in READOUTS:
+        raise ValueError(f"unknown read-out {readout!r}{_did_you_mean(readout, READOUTS)}")
+    other = replace(recipe, readout=readout)
+    for known in _METHODS.values():
+        if replace(other, name=known.name, description=known.description) == known:
+            return known
+    if other == recipe:
+        return recipe
+    description = f"{recipe.description.partition(';')[0]}; answers by {readout}"
+    return replace(other, name=f"{recipe.name}+{readout}", description=description)
+
+
+def _with(recipe: Recipe, settings: dict[str, Any]) -> Recipe:
     for setting in settings:
-        if setting not in known:
-            raise ValueError(f"method '{recipe.name}' has no setting {setting!r}{_did_you_mean(setting, known)}")
-    return replace(recipe, **settings)
+        if setting not in _SETTINGS:
+            raise ValueError(f"a recipe has no setting {setting!r}{_did_you_mean(setting, _SETTINGS)}")
+    changed = {
+        name: settings[name] for name in _SETTINGS if settings.get(name, getattr(recipe, name)) != getattr(recipe, name)
+    }
+    suffix = "".join(f":{name}={value}".lower() for name, value in changed.items())
+    return replace(recipe, name=recipe.name + suffix, **changed)
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    """`gamma=0.2` as a name and a value of the type that the setting has."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"a setting is written name=value, not {text!r}")
+    declared = _SETTINGS.get(name, str)
+    for kind in get_args(declared) or (declared,):
+        try:
+            return name, {"true": True, "false": False}[value] if kind is bool else kind(value)
+        except (ValueError, KeyError):
+            continue
+    raise ValueError(f"{value!r} is no value for the setting {name}")
 
 
 def _find(name: str) -> Recipe:
-    found = _METHODS.get(name.strip().lower())
+    found = _METHODS.get(name)
     if found is None:
-        raise ValueError(f"unknown method {name!r}{_did_you_mean(name.lower(), _METHODS)}")
+        raise ValueError(f"unknown method {name!r}{_did_you_mean(name, [*_METHODS, *_ALIASES])}")
     return found
 
 

@@ -11,7 +11,8 @@ all positions, because a bidirectional one sees its padding.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from copy import copy
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -48,6 +49,10 @@ class _Texts(Protocol):
         """Unit-length features (B, last - first, D) of those texts with each of `contexts` (B, n, W)."""
         ...
 
+    def pick(self, rows: list[int]) -> Self:
+        """Some of the texts, in rising order."""
+        ...
+
 
 class _Graph:
     """The forward pass at the initial context for the texts from `first` to `last`, ready to be differentiated."""
@@ -59,6 +64,8 @@ class _Graph:
 
     def pullback(self, grad: Tensor) -> Tensor:
         """Gradients with respect to the context (B, n, W) of those with respect to the features (B, texts, D)."""
+        if len(grad) == 1:  # without PyTorch's batching, which costs a tenth
+            return torch.autograd.grad(self._features, self._context, grad, retain_graph=True)[0][None]
         (gradients,) = torch.autograd.grad(
             self._features, self._context, grad[:, None], retain_graph=True, is_grads_batched=True
         )
@@ -101,27 +108,34 @@ class ClassPrompts:
                 self._features = each[0] if len(each) == 1 else normalize(torch.stack(each).mean(dim=0), dim=-1)
         return self._features
 
-    def pullback(self, grad: Tensor) -> Tensor:
+    def pullback(self, grad: Tensor, classes: Tensor | None = None) -> Tensor:
         """The vector-Jacobian product at the initial context, for a batch of images.
 
         grad: (B, C, D), a loss's gradient with respect to `features()`. Returns its gradient with respect to the
         context (B, n, W). The forward pass is not repeated as long as its graph fits into `MEMORY`.
+
+        With `classes` (K,), positions in the list, `grad` (B, K, D) is about those alone, and no graph is kept.
         """
         self._check_tunable()
-        expected = tuple(self.features().shape)
+        some = self._templates[0] if classes is None else self._templates[0].pick(classes)
+        expected = len(self.features() if classes is None else classes), self.features().shape[1]
         if grad.ndim != 3 or tuple(grad.shape[1:]) != expected:
             raise ValueError(f"gradients must be of shape (B, {expected[0]}, {expected[1]}), got {tuple(grad.shape)}")
-        return self._templates[0].pullback(grad.detach().to(self.features()))
+        return some.pullback(grad.detach().to(self.features()))
 
-    def encode(self, contexts: Tensor) -> Tensor:
-        """Unit-length text features (B, C, D) of `contexts` (B, n, W), differentiable in them."""
+    def encode(self, contexts: Tensor, classes: Tensor | None = None) -> Tensor:
+        """Unit-length text features (B, C, D) of `contexts` (B, n, W), differentiable in them.
+
+        With `classes` (K,), positions in the list, only those: (B, K, D).
+        """
         self._check_tunable()
         n, width = self.context.shape
         if contexts.ndim != 3 or tuple(contexts.shape[1:]) != (n, width):
             raise ValueError(f"contexts must be of shape (B, {n}, {width}), got {tuple(contexts.shape)}")
+        some = self._templates[0] if classes is None else self._templates[0].pick(classes)
         if not len(contexts):
-            return self.features().expand(0, -1, -1)
-        return self._templates[0].encode(contexts.to(self.context.device))
+            return self.features()[: len(some)].expand(0, -1, -1)
+        return some.encode(contexts.to(self.context.device))
 
     def _check_tunable(self) -> None:
         if self._fixed:
@@ -147,6 +161,16 @@ class _Template:
         self._row = self._row.to(words.device)
         self._graphs: dict[tuple[int, int], _Graph] = {}
         self._token_bytes: float | None = None
+
+    def __len__(self) -> int:
+        return len(self._row)
+
+    def pick(self, classes: Tensor) -> "_Template":
+        """The same template with some of its names, and no graphs."""
+        rows, places = torch.unique(self._row[classes.to(self._row.device)], return_inverse=True)
+        some = copy(self)
+        some._texts, some._row, some._graphs = self._texts.pick(rows.tolist()), places, {}
+        return some
 
     def replace(self, context: Tensor) -> None:
         """Start from `context` instead of the words."""
@@ -230,6 +254,12 @@ class _PaddedTexts:
         self._tower = tower
         self._ids = ids
         self._start, self._stop = start, start + n
+
+    def pick(self, rows: list[int]) -> Self:
+        """Some of the texts, in rising order."""
+        some = copy(self)
+        some._ids, some.lengths = self._ids[rows], [self.lengths[row] for row in rows]
+        return some
 
     def encode(self, contexts: Tensor, first: int, last: int) -> Tensor:
         """Unit-length features (B, last - first, D) of those texts with each of `contexts` (B, n, W)."""

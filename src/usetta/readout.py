@@ -1,10 +1,11 @@
-"""How do views become one answer? Every rule of this file is a weight β between the weak view and the strong ones.
+"""How do views become one answer? Every rule of this file is a set of weights over the views.
 
     q = β · p_weak + (1 − β) · mean of the chosen strong views        (paper, Eq. 7)
 
 Zero-shot CLIP is β = 1, the mean of the strong views β = 0, the plain average β = 1/2, the uniform mean over
 S = {weak} ∪ chosen is β = 1/|S|, and self-ensembling (SE) sets β for each picture by how the weak view's entropy
-ranks among the strong ones.
+ranks among the strong ones. R-TPT weighs all views by how close they are to their nearest neighbours, and averages
+logits where the others average probabilities.
 """
 
 from collections.abc import Callable
@@ -26,15 +27,33 @@ def entropy_rank(entropies: Tensor) -> Tensor:
 
 
 def weak_weight(delta: Tensor, gamma: float = 0.4, rescaling: str = "linear") -> Tensor:
-    """β (B,) = 1/2 + γ · rescale(δ − 1/2): with γ = 0.4 it stays within [0.3, 0.7]."""
-    return 0.5 + gamma * RESCALINGS[rescaling](delta - 0.5)
+    """β (B,) = 1/2 + γ · rescale(δ − 1/2), within [0.3, 0.7] for γ = 0.4, and never outside [0, 1]."""
+    return (0.5 + gamma * RESCALINGS[rescaling](delta - 0.5)).clamp(0, 1)  # a wide root would leave it
 
 
-def blend(probs: Tensor, strong: Tensor, beta: Tensor) -> Tensor:
-    """The answer q (B, C): β (B,) of the weak view and 1 − β of the mean over the chosen strong views.
+def blend_weights(beta: Tensor, strong: Tensor, views: int) -> Tensor:
+    """Weights (B, N) of N views: β (B,) for the weak one, and 1 − β shared by the chosen ones, `strong` (B, k)."""
+    weights = beta.new_zeros(len(beta), views)
+    weights[:, 0] = beta
+    share = (1 - beta)[:, None] / max(1, strong.shape[1])
+    return weights.scatter_(1, strong, share.expand(strong.shape))
 
-    `probs`: (B, N, C), a distribution per view, the weak one first. `strong`: (B, k) view indices.
+
+def reliability_weights(features: Tensor, neighbours: int = 20, temperature: float = 0.01) -> Tensor:
+    """R-TPT's weights (B, N) of views with features (B, N, D): softmax of the mean cosine to the nearest other views.
+
+    A view is never its own neighbour. The published code excludes cosines that round to 1, which in single precision
+    misses about a third of the diagonal.
     """
-    chosen = torch.take_along_dim(probs, strong[:, :, None], dim=1)
-    beta = beta[:, None]
-    return beta * probs[:, 0] + (1 - beta) * chosen.mean(dim=1)  # Eq. 7
+    views = features.shape[1]
+    if views == 1:
+        return features.new_ones(len(features), 1)
+    itself = torch.eye(views, dtype=torch.bool, device=features.device)
+    cosines = (features @ features.mT).masked_fill(itself, -torch.inf)
+    nearest = cosines.topk(min(neighbours, views - 1), dim=-1).values
+    return (nearest.mean(dim=-1) / temperature).softmax(dim=-1)
+
+
+def mean_of_views(values: Tensor, weights: Tensor) -> Tensor:
+    """The weighted sum (B, C) over views of `values` (B, N, C): probabilities or logits."""
+    return (weights[:, None] @ values)[:, 0]

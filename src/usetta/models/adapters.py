@@ -70,7 +70,7 @@ class SiglipText(nn.Module):
             )
         hidden = self.tower.encoder(inputs_embeds=self.tower.embeddings(inputs_embeds=embeddings)).last_hidden_state
         pooled = self.tower.head(self.tower.final_layer_norm(hidden[:, -1]))
-        return normalize(pooled.float(), dim=-1)
+        return normalize(pooled.to(torch.promote_types(pooled.dtype, torch.float32)), dim=-1)
 
 
 class Siglip(TwoTowers):

@@ -1,9 +1,9 @@
 """What every model offers to the rest of the library: two towers into one space.
 
 The rest of `usetta` sees a model only through these two protocols, so CLIP written here, the embedded model and
-adapters for hub models are interchangeable. Features are always float32 and of unit length, so a logit is
-`logit_scale * image @ text`. Pixels arrive un-normalised: uint8 views stay uint8 until they reach the model, which
-owns its mean and standard deviation.
+adapters for hub models are interchangeable. Features are float32 (text features of a float64 tower are float64) and of
+unit length, so a logit is `logit_scale * image @ text`. Pixels arrive un-normalised: uint8 views stay uint8 until they
+reach the model, which owns its mean and standard deviation.
 """
 
 from __future__ import annotations

@@ -89,7 +89,8 @@ class TextTransformer(nn.Module):
             hidden = block(hidden)
         end = ids.to(hidden.device).argmax(-1)
         last = hidden[torch.arange(len(hidden), device=hidden.device), end]
-        return normalize((self.ln_final(last) @ self.projection).float(), dim=-1)
+        features = self.ln_final(last) @ self.projection
+        return normalize(features.to(torch.promote_types(features.dtype, torch.float32)), dim=-1)
 
 
 class CLIP(TwoTowers):

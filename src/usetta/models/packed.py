@@ -9,8 +9,9 @@ Attention is written out, because that lets a suffix use the shared keys without
 can then run the backward pass for many gradients at once.
 """
 
+from copy import copy
 from itertools import groupby
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -50,6 +51,12 @@ class PackedTexts:
             self._start = tower.embed(ids[:1, :1])[0]
             positions = tower.positional_embedding[places.expand_as(ids)[chosen]]
             self._suffixes = torch.split(tower.embed(ids[chosen]) + positions, self.lengths)
+
+    def pick(self, rows: list[int]) -> Self:
+        """Some of the texts, in rising order."""
+        some = copy(self)
+        some.lengths, some._suffixes = [self.lengths[row] for row in rows], tuple(self._suffixes[row] for row in rows)
+        return some
 
     def encode(self, contexts: Tensor, first: int, last: int) -> Tensor:
         """Unit-length features (B, last - first, D) of those texts with each of `contexts` (B, n, W)."""

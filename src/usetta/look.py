@@ -1,0 +1,53 @@
+"""How the views of a picture look to the current text features: what selection and read-out are decided by."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from usetta.readout import entropy_rank, weak_weight
+from usetta.select import confident_strong, entropy
+
+if TYPE_CHECKING:
+    from usetta.recipe import Recipe
+
+ADAPTIVE = "adaptive"
+UNIFORM = "uniform"
+
+
+@dataclass(frozen=True)
+class Look:
+    """Statistics of N views of B pictures, the weak view first."""
+
+    logits: Tensor
+    """(B, N, C)"""
+    entropies: Tensor
+    """(B, N), in nats"""
+    chosen: Tensor
+    """(B, k): the most certain strong views; with the weak view they are the paper's set S."""
+    delta: Tensor
+    """(B,): the weak view's entropy rank; NaN where there are no strong views."""
+    beta: Tensor
+    """(B,): the weak view's weight in SE."""
+
+    @property
+    def agrees(self) -> Tensor:
+        """(B,): whether all views of S choose the same class."""
+        labels = self.logits.argmax(dim=-1)
+        return (labels.gather(1, self.chosen) == labels[:, :1]).all(dim=1)
+
+
+def look(recipe: "Recipe", logits: Tensor) -> Look:
+    """What `recipe` sees in logits (B, N, C)."""
+    entropies = entropy(logits)
+    if logits.shape[1] == 1:
+        nothing = torch.empty(len(logits), 0, dtype=torch.long, device=logits.device)
+        one = torch.ones_like(entropies[:, 0])
+        return Look(logits, entropies, nothing, delta=one * torch.nan, beta=one)
+    chosen, delta = confident_strong(entropies, recipe.rho), entropy_rank(entropies)
+    if recipe.beta == ADAPTIVE:
+        beta = weak_weight(delta, recipe.gamma, recipe.rescaling)
+    else:
+        beta = torch.full_like(delta, 1 / (1 + chosen.shape[1]) if recipe.beta == UNIFORM else float(recipe.beta))
+    return Look(logits, entropies, chosen, delta, beta)

@@ -1,0 +1,1 @@
+"""What may change at test time, image by image. Everything starts afresh with the next image."""
