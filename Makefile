@@ -56,6 +56,7 @@ format: $(VENV)/.test
 
 bench: setup $(VENV)/.test
 	$(BIN)/python -m benchmarks.se
+	$(BIN)/python -m benchmarks.use
 
 docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict

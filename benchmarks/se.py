@@ -21,9 +21,10 @@ from usetta.recipe import run
 from usetta.views import ViewRecipe, make_views
 
 
-def seconds(work: Callable[[], object], repeat: int) -> float:
+def seconds(work: Callable[[], object], repeat: int, *, warm_up: bool = True) -> float:
     """The shortest of `repeat` runs, after one to warm up."""
-    work()
+    if warm_up:
+        work()
     times = []
     for _ in range(repeat):
         start = time.perf_counter()
