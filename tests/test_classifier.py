@@ -1,17 +1,25 @@
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from conftest import make_picture
-from usetta import Classifier, ImageError, Prediction, Recipe
+from models.tiny import TINY_RESNET, TINY_VIT, disturbed
+from usetta import Classifier, Explanation, ImageError, Prediction, Recipe, methods
 from usetta.images import open_image, picture_id
 from usetta.models.clip import CLIP
+from usetta.models.config import CLIPConfig
 from usetta.prompts import ClassPrompts
 from usetta.recipe import run
 from usetta.views import ViewRecipe, make_views
 
 CLASSES = ["tabby_cat", "red fox", "golden retriever"]
+AGREE, DISAGREE = 2, 3
+"""Pictures of whose 16 views the tiny model's weak and most certain ones agree, and disagree."""
 
 
 @pytest.fixture
@@ -19,18 +27,69 @@ def classifier(tiny_model: CLIP) -> Classifier:
     return Classifier(CLASSES, tiny_model, views=16)
 
 
-def test_it_is_the_recipe_on_the_views(classifier: Classifier, tiny_model: CLIP, pictures: list[Path]) -> None:
-    image = open_image(pictures[0])
+@pytest.mark.parametrize("method", ["se", "uniform", "clip+reliability", "use", "tpt", "r-tpt", "use:steps=2"])
+@pytest.mark.parametrize("number", [AGREE, DISAGREE])
+def test_it_is_the_recipe_on_the_views(tiny_model: CLIP, method: str, number: int) -> None:
+    recipe, image = methods.get(method), make_picture(number)
     features = tiny_model.encode_images(make_views(image, picture_id(image), ViewRecipe(views=16, size=32)))
-    text = ClassPrompts(tiny_model.text, CLASSES).features()
-    expected = run(classifier.recipe, features[None], text, tiny_model.logit_scale)
-    answer = classifier(pictures[0])
-    np.testing.assert_allclose(answer.probs, expected.probs[0].numpy(), atol=1e-7)
-    np.testing.assert_allclose(answer.zero_shot, expected.weak_probs[0].numpy(), atol=1e-7)
-    assert answer.beta == pytest.approx(expected.beta[0].item())
+    expected = run(recipe, features[None], ClassPrompts(tiny_model.text, CLASSES), tiny_model.logit_scale)
+    answer = Classifier(CLASSES, tiny_model, method, views=16)(image)
+    np.testing.assert_allclose(answer.probs, expected.probs[0].numpy(), atol=1e-6)
+    np.testing.assert_allclose(answer.zero_shot, expected.weak_probs[0].numpy(), atol=1e-6)
+    np.testing.assert_allclose(answer.weights, expected.weights[0].numpy(), atol=1e-6)
     assert answer.delta == pytest.approx(expected.delta[0].item())
     assert answer.chosen == tuple(expected.chosen[0].tolist())
-    assert len(answer.entropies) == len(answer.view_labels) == 16
+    assert len(answer.entropies) == len(answer.view_labels) == len(answer.weights) == 16
+    if recipe.tunes:
+        np.testing.assert_allclose(answer.before, expected.before[0].numpy(), atol=1e-6)
+        assert answer.skipped is expected.skipped[0].item()
+    else:
+        assert (answer.before, answer.skipped, answer.tuned_on) == (None, None, ())
+
+
+def test_use_skips_where_the_views_agree_and_tunes_elsewhere(tiny_model: CLIP) -> None:
+    use, se = (Classifier(CLASSES, tiny_model, method, views=16) for method in ("use", "se"))
+    agreed, disagreed = use(make_picture(AGREE)), use(make_picture(DISAGREE))
+    assert {agreed.view_labels[view] for view in (0, *agreed.chosen)} == {agreed.label}
+    assert (agreed.skipped, agreed.tuned_on) == (True, ())
+    np.testing.assert_allclose(agreed.probs, se(make_picture(AGREE)).probs, atol=1e-6)
+    assert {disagreed.view_labels[view] for view in (0, *disagreed.chosen)} != {disagreed.label}
+    assert (disagreed.skipped, disagreed.tuned_on) == (False, (0, *disagreed.chosen))
+    assert disagreed.before is not None
+    np.testing.assert_allclose(disagreed.before, se(make_picture(DISAGREE)).probs, atol=1e-6)
+    assert np.abs(disagreed.probs - disagreed.before).max() > 0.1
+
+
+def test_beta_is_the_weak_view_s_weight_in_the_answer_or_nothing(tiny_model: CLIP) -> None:
+    answers = {
+        method: Classifier(CLASSES, tiny_model, method, views=16).explain(make_picture(DISAGREE)).prediction
+        for method in ("clip", "tpt", "strong", "uniform", "se", "use", "r-tpt")
+    }
+    betas = {method: answer.beta for method, answer in answers.items()}
+    assert betas["clip"] == betas["tpt"] == 1
+    assert betas["strong"] == 0
+    assert betas["uniform"] == pytest.approx(1 / 2)  # one of 15 strong views is chosen
+    assert betas["se"] == betas["use"] == pytest.approx(0.5 + 0.4 * (answers["se"].delta - 0.5))  # type: ignore[operator]
+    assert betas["r-tpt"] is None
+    for answer in answers.values():
+        assert answer.weights.sum() == pytest.approx(1)
+
+
+def test_tpt_looks_at_the_most_certain_of_all_views(tiny_model: CLIP) -> None:
+    for number in range(8):
+        answer = Classifier(CLASSES, tiny_model, "tpt:rho=0.25", views=16)(make_picture(number))
+        assert answer.tuned_on == tuple(np.argsort(answer.entropies, kind="stable")[:4])
+
+
+@pytest.mark.parametrize(
+    "config", [TINY_VIT, replace(TINY_VIT, activation="gelu"), TINY_RESNET], ids=["vit", "vit-gelu", "resnet"]
+)
+@pytest.mark.parametrize("method", ["use:skip=false", "tpt", "c-tpt", "r-tpt"])
+def test_every_architecture_can_be_tuned(config: CLIPConfig, method: str) -> None:
+    answer = Classifier(CLASSES, disturbed(config), method, views=8)(make_picture(0))
+    assert answer.before is not None
+    assert answer.probs.sum() == pytest.approx(1)
+    assert np.abs(answer.probs - answer.before).max() > 1e-4
 
 
 def test_label_confidence_and_ranking_agree(classifier: Classifier, pictures: list[Path]) -> None:
@@ -46,6 +105,57 @@ def test_label_confidence_and_ranking_agree(classifier: Classifier, pictures: li
     assert plain["why"]["chosen_views"] == list(answer.chosen)
 
 
+def prediction(**changes: Any) -> Prediction:
+    """SE's answer for a picture with one strong view that counts and one that does not."""
+    plain = Prediction(
+        source="cat.png",
+        classes=("cat", "dog"),
+        probs=np.array([0.63, 0.37]),
+        zero_shot=np.array([0.5, 0.5]),
+        before=None,
+        skipped=None,
+        tuned_on=(),
+        entropies=np.array([0.69, 0.2, 0.6]),
+        view_labels=("cat", "cat", "dog"),
+        chosen=(1,),
+        delta=0.0,
+        beta=0.3,
+        weights=np.array([0.3, 0.7, 0.0]),
+    )
+    return replace(plain, **changes)
+
+
+TUNED = {"skipped": False, "before": np.array([0.41, 0.59]), "tuned_on": (0, 1)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, "the picture itself counts 30.0%, its most certain view 70.0%"),
+        ({"chosen": (1, 2), "beta": 0.6}, "the picture itself counts 60.0%, its 2 most certain views 40.0%"),
+        ({"beta": 1.0}, "the picture alone, looked at once"),
+        ({"beta": None}, "all 3 views count, by how alike they are to others"),
+        ({"skipped": True, "before": np.array([0.63, 0.37])}, "skipped: the views already agree"),
+        (TUNED, "tuned: dog 59.0% -> cat 63.0%"),
+        ({**TUNED, "before": np.array([0.51, 0.49])}, "tuned: cat 51.0% -> 63.0%"),
+        ({**TUNED, "beta": None}, "tuned: dog 59.0% -> cat 63.0%"),
+    ],
+)
+def test_the_reason_is_one_plain_sentence(changes: dict[str, Any], reason: str) -> None:
+    answer = prediction(**changes)
+    assert answer.reason == reason
+    assert answer.as_dict()["why"]["reason"] == reason
+
+
+def test_json_tells_what_was_tuned() -> None:
+    why = prediction(**TUNED).as_dict()["why"]
+    assert why["before"] == {"label": "dog", "probability": 0.59}
+    assert (why["skipped"], why["tuned_on"], why["weights"]) == (False, [0, 1], [0.3, 0.7, 0.0])
+    plain = prediction().as_dict()["why"]
+    assert (plain["before"], plain["skipped"], plain["tuned_on"]) == (None, None, [])
+    assert prediction(beta=None).as_dict()["why"]["beta"] is None
+
+
 def test_path_image_array_and_bytes_are_one_picture(classifier: Classifier, pictures: list[Path]) -> None:
     image = open_image(pictures[0])
     kinds = [pictures[0], str(pictures[0]), image, np.asarray(image), pictures[0].read_bytes()]
@@ -54,12 +164,15 @@ def test_path_image_array_and_bytes_are_one_picture(classifier: Classifier, pict
         np.testing.assert_array_equal(answers[0], other)
 
 
-def test_batch_size_and_order_change_nothing(tiny_model: CLIP, pictures: list[Path]) -> None:
-    one_by_one = Classifier(CLASSES, tiny_model, views=16).predict_proba(pictures)
+@pytest.mark.parametrize(("method", "rounding"), [("se", 1e-6), ("use", 1e-5), ("c-tpt", 1e-5)])
+def test_batch_size_and_order_change_nothing(
+    tiny_model: CLIP, pictures: list[Path], method: str, rounding: float
+) -> None:
+    one_by_one = Classifier(CLASSES, tiny_model, method, views=16).predict_proba(pictures)
     for batch_size in (2, 3, 5, 8):
-        classifier = Classifier(CLASSES, tiny_model, views=16, batch_size=batch_size)
-        np.testing.assert_allclose(classifier.predict_proba(pictures), one_by_one, atol=1e-6)
-        np.testing.assert_allclose(classifier.predict_proba(pictures[::-1])[::-1], one_by_one, atol=1e-6)
+        classifier = Classifier(CLASSES, tiny_model, method, views=16, batch_size=batch_size)
+        np.testing.assert_allclose(classifier.predict_proba(pictures), one_by_one, atol=rounding)
+        np.testing.assert_allclose(classifier.predict_proba(pictures[::-1])[::-1], one_by_one, atol=rounding)
 
 
 def test_the_seed_decides_the_views(tiny_model: CLIP, pictures: list[Path]) -> None:
@@ -137,3 +250,115 @@ def test_wrong_settings_are_named(tiny_model: CLIP) -> None:
         Classifier(CLASSES, tiny_model, batch_size=0)
     with pytest.raises(ValueError, match="a list of names, not one string"):
         Classifier("cat", tiny_model)
+
+
+@pytest.mark.parametrize(
+    ("templates", "reason"),
+    [
+        (["a {}.", "art of the {}."], "an ensemble of templates has no single context"),
+        ("{} in a photo.", "no words stand before '{}'"),
+    ],
+)
+def test_nothing_to_tune_is_told_before_a_picture_is_read(
+    tiny_model: CLIP, templates: str | list[str], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=f"'use' tunes the prompt, but .*{reason}.*such as 'a photo of a {{}}.'"):
+        Classifier(CLASSES, tiny_model, "use", templates=templates)
+    fixed = Classifier(CLASSES, tiny_model, templates=templates, views=4)
+    assert fixed(make_picture()).label in CLASSES
+    with pytest.raises(ValueError, match="'tpt' tunes the prompt"):
+        fixed.compare("no such picture.png", ["se", "tpt"])
+
+
+def test_tuning_that_diverges_is_no_answer(tiny_model: CLIP) -> None:
+    with pytest.raises(ValueError, match=r"'tpt:lr=1e\+30' tuned until nothing but NaN was left"):
+        Classifier(CLASSES, tiny_model, "tpt:lr=1e30", views=4)(make_picture())
+
+
+def texts(figure: Figure) -> list[str]:
+    return [str(text.get_text()) for text in figure.findobj(Text) if text.get_text()]
+
+
+def bars(figure: Figure) -> dict[str, list[float]]:
+    """Lengths of the bars of each answer, by the name in the legend."""
+    return {
+        container.get_label(): sorted((bar.get_width() for bar in container), reverse=True)
+        for container in figure.subfigs[0].axes[1].containers
+    }
+
+
+def framed(figure: Figure) -> list[str]:
+    """Captions of the views below that have a thick frame."""
+    below = [axes for axes in figure.subfigs[1].axes if axes.axison]
+    return [axes.get_xlabel() for axes in below if axes.spines["left"].get_linewidth() > 2]
+
+
+@pytest.mark.parametrize(
+    ("method", "number", "series"),
+    [
+        ("clip", DISAGREE, ["zero-shot"]),
+        ("se", DISAGREE, ["zero-shot", "SE"]),
+        ("use", AGREE, ["zero-shot", "USE"]),
+        ("use", DISAGREE, ["zero-shot", "before tuning", "USE, tuned"]),
+        ("tpt", AGREE, ["zero-shot (before tuning)", "TPT, tuned"]),
+        ("r-tpt", AGREE, ["zero-shot", "before tuning", "R-TPT, tuned"]),
+        ("use:rho=0.5", DISAGREE, ["zero-shot", "before tuning", "USE:rho=0.5, tuned"]),
+    ],
+)
+def test_the_figure_shows_each_answer_once(tiny_model: CLIP, method: str, number: int, series: list[str]) -> None:
+    explanation = Classifier(CLASSES, tiny_model, method, views=16).explain(make_picture(number))
+    answer, figure = explanation.prediction, explanation.figure(8)
+    shown = bars(figure)
+    assert list(shown) == series
+    assert shown[series[0]] == pytest.approx(sorted(answer.zero_shot, reverse=True))
+    assert shown[series[-1]] == pytest.approx(sorted(answer.probs, reverse=True))
+    if len(series) == 3:
+        assert shown["before tuning"] == pytest.approx(sorted(answer.before, reverse=True))  # type: ignore[call-overload]
+    told = [text for text in texts(figure) if answer.reason in text]
+    assert len(told) == (answer.skipped is not None)
+
+
+def test_the_figure_frames_what_counts_or_what_was_tuned_on(tiny_model: CLIP) -> None:
+    classifier = Classifier(CLASSES, tiny_model, views=16)
+    names = ["clip", "se:rho=0.2", "use:rho=0.2", "tpt:rho=0.2", "r-tpt:rho=0.2"]
+    explained = dict(zip(names, classifier.compare(make_picture(DISAGREE), names), strict=True))
+    figures = {name: each.figure(15) for name, each in explained.items()}
+    assert {name: len(framed(figure)) for name, figure in figures.items()} == dict(
+        zip(names, [0, 3, 3, 3, 3], strict=True)
+    )
+    below = {name: figure.subfigs[1].get_suptitle() for name, figure in figures.items()}
+    assert below["clip"] == "the 15 most certain of 15 strong views; the weak view answers alone"
+    assert below["se:rho=0.2"].endswith("; framed: the 3 that count")
+    assert below["use:rho=0.2"].endswith("before tuning; framed: the 3 that count, in tuning and in the answer")
+    assert below["tpt:rho=0.2"].endswith("framed: the 3 that the prompt was tuned on; the weak view answers alone")
+    assert below["r-tpt:rho=0.2"].endswith(
+        "framed: the 3 that the prompt was tuned on; every view counts by its weight"
+    )
+
+
+def test_the_figure_gives_reliability_weights_and_no_beta(tiny_model: CLIP) -> None:
+    explanation = Classifier(CLASSES, tiny_model, "r-tpt", views=16).explain(make_picture(DISAGREE))
+    shown = texts(explanation.figure(15))
+    assert not [text for text in shown if "β" in text]
+    assert sum(f"weight {weight:.1%}" in text for weight in explanation.prediction.weights for text in shown) >= 16
+    heights = [bar.get_height() for bar in explanation.figure().subfigs[0].axes[2].containers[0]]
+    order = np.argsort(explanation.prediction.entropies, kind="stable")
+    assert heights == pytest.approx(list(explanation.prediction.weights[order]))
+
+
+def test_the_figure_tells_views_that_were_chosen_after_tuning() -> None:
+    answer = prediction(chosen=(2,), weights=np.array([0.3, 0.0, 0.7]), delta=0.5, **TUNED)
+    figure = Explanation(answer, "tpt+se", np.zeros((3, 8, 8, 3), np.uint8)).figure(1)
+    assert figure.subfigs[1].get_suptitle() == (
+        "the 1 most certain of 2 strong views before tuning; framed: 0 of the 1 that count, chosen after tuning"
+    )
+    assert "weight of the weak view: β = 0.30\nafter tuning more certain than 50% of the rest" in texts(figure)
+
+
+def test_a_figure_of_the_weak_view_alone_and_of_strange_names(tiny_model: CLIP, tmp_path: Path) -> None:
+    names = ["a $5 note_{ and a $10 note", "x" * 200, "cat"]
+    Classifier(names, tiny_model, "clip", views=1).explain(make_picture()).save(tmp_path / "one.png")
+    explanation = Classifier(names, tiny_model, "use:skip=false", views=4).explain(make_picture())
+    explanation.save(tmp_path / "strange.svg")
+    labels = explanation.figure().subfigs[0].axes[1].get_yticklabels()
+    assert {r"a \$5 note_{ and a \$10 n…", "x" * 23 + "…", "cat"} == {label.get_text() for label in labels}

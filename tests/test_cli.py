@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from models.tiny import TINY_RESNET, disturbed
 from usetta import Classifier, __version__, methods
 from usetta.cli import app
 from usetta.images import open_image
+from usetta.models.checkpoints import save_model
 from usetta.models.clip import CLIP
 
 CLASSES = "tabby cat,red fox,golden retriever"
@@ -86,6 +88,15 @@ def test_templates_make_an_ensemble(pictures: list[Path], options: list[object],
     ("arguments", "message"),
     [
         (["--method", "averge"], "unknown method 'averge'; did you mean 'average'?"),
+        (["--method", "tpt+see"], "unknown read-out 'see'; did you mean 'se'?"),
+        (["--method", "use:step=2"], "no setting 'step'; did you mean 'steps'?"),
+        (["--method", "use:steps=many"], "'many' is no value for the setting steps"),
+        (["--method", "use:steps"], "a setting is written name=value, not 'steps'"),
+        (["--method", "use:steps=0"], "steps must be at least 1, not 0"),
+        (["--method", "use", "--views", "1"], "method 'use' compares views, so it needs at least 2, not 1"),
+        (["--method", "use", "-t", "a {}.", "-t", "the {}."], "an ensemble of templates has no single context"),
+        (["--method", "use", "-t", "{} on a photo."], "no words stand before '{}'"),
+        (["--method", "tpt:lr=1e30"], "nothing but NaN was left; its settings are too large"),
         (["--classes", " , "], "at least one class name"),
         (["--classes", "@nowhere.txt"], "cannot read class names from 'nowhere.txt'"),
         (["--template", "a photo"], "holds '{}' once"),
@@ -102,6 +113,39 @@ def test_wrong_usage_exits_with_2(
     assert message in result.stderr
     assert "Traceback" not in result.stderr
     assert result.stdout == ""
+
+
+@pytest.mark.parametrize("arguments", [["-m", "ues"], ["-m", "use:gamma=2"], ["-m", "use", "-t", "{}."]])
+def test_explain_refuses_the_same(pictures: list[Path], options: list[object], arguments: list[str]) -> None:
+    result = usetta("explain", pictures[0], *options, *arguments)
+    assert result.exit_code == 2
+    assert "Traceback" not in result.stderr
+    assert not pictures[0].with_name("picture-0-explained.png").exists()
+
+
+@pytest.mark.parametrize("method", ["use", "use:steps=2:skip=false", "tpt+se", "r-tpt"])
+def test_methods_that_tune_the_prompt(
+    pictures: list[Path], options: list[object], tiny_model: CLIP, method: str
+) -> None:
+    result = usetta("classify", *pictures, *options, "--json", "-m", method)
+    assert result.exit_code == 0
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    expected = Classifier(CLASSES.split(","), tiny_model, method, views=8)(pictures)
+    for row, answer in zip(rows, expected, strict=True):
+        assert row["probability"] == pytest.approx(answer.confidence, abs=1e-4)
+        assert row["why"]["skipped"] is answer.skipped
+        assert row["why"]["before"]["probability"] == pytest.approx(answer.before.max(), abs=1e-4)  # type: ignore[union-attr]
+        assert row["why"]["weights"] == pytest.approx(answer.weights, abs=1e-5)
+
+
+def test_a_residual_network_is_tuned_as_well(pictures: list[Path], tmp_path: Path) -> None:
+    model = disturbed(TINY_RESNET)
+    file = save_model(model, tmp_path).parent
+    result = usetta("classify", pictures[0], "-c", CLASSES, "--model", file, "--views", 6, "-m", "tpt", "--json")
+    assert result.exit_code == 0, result.stderr
+    expected = Classifier(CLASSES.split(","), model, "tpt", views=6)(pictures[0])
+    assert json.loads(result.stdout)["why"]["reason"].startswith("tuned: ")
+    assert json.loads(result.stdout)["probability"] == pytest.approx(expected.confidence, abs=1e-4)
 
 
 def test_a_path_that_does_not_exist_and_an_empty_folder(options: list[object], tmp_path: Path) -> None:
@@ -123,7 +167,10 @@ def test_explain_writes_a_figure(options: list[object], pictures: list[Path], tm
     figure = pictures[0].with_name("picture-0-explained.png")
     assert result.exit_code == 0
     assert f"figure: {figure}" in result.stdout
+    assert "the picture itself counts " in result.stdout
     assert open_image(figure).width > 1000
+    tuned = usetta("explain", pictures[0], *options, "-m", "use:skip=false")
+    assert tuned.stdout.splitlines()[1].startswith("tuned: ")
     as_json = usetta("explain", pictures[0], *options, "--json", "--out", tmp_path / "f.svg")
     assert json.loads(as_json.stdout)["figure"] == str(tmp_path / "f.svg")
     assert "<svg" in (tmp_path / "f.svg").read_text(encoding="utf-8")
@@ -145,7 +192,18 @@ def test_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     models = {row["name"]: row for row in json.loads(usetta("ls", "models", "--json").stdout)}
     assert {"auto", "embedded", "ViT-B-16", "RN50"} <= set(models)
     assert models["embedded"]["cached"] is False
-    assert "self-ensembling" in usetta("ls", "methods").stdout
+
+
+def test_the_list_of_methods_is_narrow_and_tells_the_grammar() -> None:
+    shown, as_json = usetta("ls", "methods"), usetta("ls", "methods", "--json")
+    for name in methods.names():
+        assert any(line.split(" ")[0] == name for line in shown.stdout.splitlines())
+    assert max(map(len, (shown.stdout + shown.stderr).splitlines())) <= 80
+    assert "tpt+se" in shown.stderr
+    assert "use:steps=4:gamma=0.2" in shown.stderr
+    assert methods.get("use:steps=4:gamma=0.2").steps == 4
+    assert as_json.stderr == ""
+    assert "NAME+READOUT" in usetta("ls", "methods", "--help").stdout
 
 
 def test_version_and_help_need_nothing_heavy() -> None:
@@ -167,6 +225,18 @@ def test_a_progress_bar_leaves_the_answers_on_standard_output(pictures: list[Pat
     assert [json.loads(line)["source"] for line in done.stdout.splitlines()] == [str(picture) for picture in pictures]
     assert b"5/5" in os.read(terminal, 100_000)
     os.close(terminal)
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(pictures: list[Path], options: list[object]) -> None:
+    command = [str(word) for word in (sys.executable, "-m", "usetta", "classify", *pictures, *options)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        running.stdout.close()
+        told = running.stderr.read()
+    assert "model: " in told
+    assert "Broken pipe" not in told
+    assert "Traceback" not in told
 
 
 def test_the_installed_command_exits_as_promised(pictures: list[Path], options: list[object]) -> None:

@@ -1,15 +1,19 @@
-"""The commands and the Python of the README are run as they stand there, on real photographs with the real model."""
+"""The commands and the Python of the README are run as they stand there, on real photographs with the real model.
+
+What the documentation says of methods and settings is compared with the code.
+"""
 
 import os
 import re
 import shlex
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from usetta import demo
+from usetta import Recipe, demo, methods
 from usetta.models import embedded
 from usetta.models.wheels import cache_dir
 
@@ -54,12 +58,30 @@ def test_the_readme_shows_both_commands_and_they_exist() -> None:
         assert run([command[0], "--dry-run", command[1]], ROOT)
 
 
+def test_the_readme_names_every_method() -> None:
+    table = README.partition("## Methods")[2].partition("\n## ")[0]
+    assert set(methods.names()) <= set(re.findall(r"`([^`]+)`", table))
+    for name in re.findall(r"`([^`]+)`", table):
+        assert methods.get(name)
+
+
+def test_the_documentation_lists_every_setting_with_its_default() -> None:
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    listed = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", page.partition("| setting |")[2], flags=re.MULTILINE))
+    settings = [field for field in fields(Recipe) if field.name not in ("name", "description")]
+    assert listed == {field.name: str(field.default).lower() for field in settings}
+    for name, default in listed.items():
+        assert methods.get(f"se:{name}={default}") == methods.get("se")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("usetta")])
 def test_each_command_of_the_readme_runs(command: str, folder: Path) -> None:
     shown = run(shlex.split(command), folder)
     if "classify" in command:
         assert "tabby cat" in shown
+    if "explain" in command:
+        assert "skipped: the views already agree" in shown or "tuned: " in shown
     if "--out why.png" in command:
         assert (folder / "why.png").stat().st_size > 10_000
 

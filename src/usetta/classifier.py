@@ -1,6 +1,6 @@
 """The two-line API: class names in, answers with their reasons out.
 
-    classifier = Classifier(["tabby cat", "red fox"], method="se")
+    classifier = Classifier(["tabby cat", "red fox"], method="use")
     classifier("photo.jpg").label
 
 Pictures are taken one at a time through decoding, views and the image tower, so a picture's features never depend on
@@ -21,11 +21,13 @@ import torch
 from PIL import Image
 
 from usetta import methods
+from usetta.coop import load_context
 from usetta.images import ImageError, ImageSource, open_image, picture_id
 from usetta.models import Model, load_model
 from usetta.progress import track
 from usetta.prompts import DEFAULT_TEMPLATE, ClassPrompts
 from usetta.recipe import Recipe, Result, run
+from usetta.select import confident_strong, keep_count, most_confident
 from usetta.views import ViewRecipe, make_views
 
 if TYPE_CHECKING:
@@ -42,17 +44,25 @@ class Prediction:
     probs: np.ndarray[Any, Any]
     """(C,): probability of each class, in the order of `classes`."""
     zero_shot: np.ndarray[Any, Any]
-    """(C,): what the weak view alone says."""
+    """(C,): what the weak view alone says before anything is tuned, that is zero-shot CLIP."""
+    before: np.ndarray[Any, Any] | None
+    """(C,): what the method would have said without tuning; None where it tunes nothing."""
+    skipped: bool | None
+    """Whether tuning was left out because the views already agreed; None where the method tunes nothing."""
+    tuned_on: tuple[int, ...]
+    """The views that the loss looked at in the first step; none where nothing was tuned."""
     entropies: np.ndarray[Any, Any]
-    """(N,): entropy in nats of each view's own prediction; view 0 is the weak view, the picture itself."""
+    """(N,): entropy in nats of each view's own prediction before tuning; view 0 is the weak one, the picture itself."""
     view_labels: tuple[str, ...]
-    """(N,): the class each view would choose by itself."""
+    """(N,): the class each view would choose by itself before tuning."""
     chosen: tuple[int, ...]
-    """The strong views that took part, most certain first."""
+    """The most certain strong views, most certain first; `weights` tells whether they count in the answer."""
     delta: float | None
-    """Share of the strong views that are less certain than the weak one; None without strong views."""
-    beta: float
-    """Weight of the weak view in the answer."""
+    """Share of the strong views that are less certain than the weak one when β is set; None without strong views."""
+    beta: float | None
+    """Weight of the weak view against the chosen ones; None where views are weighed one by one, as R-TPT does."""
+    weights: np.ndarray[Any, Any]
+    """(N,): the weight of each view in the answer; they sum to 1."""
 
     @property
     def label(self) -> str:
@@ -64,6 +74,22 @@ class Prediction:
         """The probability of `label`."""
         return float(self.probs.max())
 
+    @property
+    def reason(self) -> str:
+        """Why this answer, in one plain sentence."""
+        if self.skipped:
+            return "skipped: the views already agree"
+        if self.before is not None:
+            old = self.classes[int(self.before.argmax())]
+            new = "" if old == self.label else f"{self.label} "
+            return f"tuned: {old} {float(self.before.max()):.1%} -> {new}{self.confidence:.1%}"
+        if self.beta is None:
+            return f"all {len(self.weights)} views count, by how alike they are to others"
+        if self.beta == 1:
+            return "the picture alone, looked at once"
+        certain = f"its {len(self.chosen)} most certain views" if len(self.chosen) > 1 else "its most certain view"
+        return f"the picture itself counts {self.beta:.1%}, {certain} {1 - self.beta:.1%}"
+
     def ranked(self, top: int | None = None) -> list[tuple[str, float]]:
         """The classes by falling probability, at most `top` of them."""
         order = np.argsort(-self.probs, kind="stable")[:top]
@@ -71,21 +97,29 @@ class Prediction:
 
     def as_dict(self, top: int | None = 5) -> dict[str, Any]:
         """The answer as plain values, for JSON."""
-        weak = int(self.zero_shot.argmax())
         return {
             "source": self.source,
             "label": self.label,
             "probability": round(self.confidence, 6),
             "ranked": [{"label": label, "probability": round(p, 6)} for label, p in self.ranked(top)],
-            "zero_shot": {"label": self.classes[weak], "probability": round(float(self.zero_shot[weak]), 6)},
+            "zero_shot": self._best(self.zero_shot),
             "why": {
+                "reason": self.reason,
+                "skipped": self.skipped,
+                "before": None if self.before is None else self._best(self.before),
+                "tuned_on": list(self.tuned_on),
                 "delta": None if self.delta is None else round(self.delta, 6),
-                "beta": round(self.beta, 6),
+                "beta": None if self.beta is None else round(self.beta, 6),
                 "chosen_views": list(self.chosen),
                 "chosen_labels": [self.view_labels[i] for i in self.chosen],
                 "entropies": [round(float(h), 6) for h in self.entropies],
+                "weights": [round(float(w), 6) for w in self.weights],
             },
         }
+
+    def _best(self, probs: np.ndarray[Any, Any]) -> dict[str, Any]:
+        best = int(probs.argmax())
+        return {"label": self.classes[best], "probability": round(float(probs[best]), 6)}
 
 
 @dataclass(frozen=True)
@@ -112,8 +146,9 @@ class Classifier:
     """Classifies pictures into `classes`, with the conventions of scikit-learn where they fit.
 
     `model` is a name (see `usetta.list_models`), a weights file or a loaded model; `method` a name (see
-    `usetta.methods.names`) or a recipe. `views` counts the weak view; `augmix` adds AugMix to the strong views, as the
-    paper does on fine-grained data sets. `templates` holds one or more texts with `{}` for the class name.
+    `usetta.methods`, also for `tpt+se` and `use:steps=2`) or a recipe. `views` counts the weak view; `augmix` adds
+    AugMix to the strong views, as the paper does on fine-grained data sets. `templates` holds one or more texts with
+    `{}` for the class name; a method that tunes the prompt takes one, with words before the name.
     """
 
     def __init__(
@@ -123,6 +158,7 @@ class Classifier:
         method: str | Recipe = "se",
         *,
         templates: str | Sequence[str] = DEFAULT_TEMPLATE,
+        context: torch.Tensor | str | os.PathLike[str] | None = None,
         views: int = 64,
         augmix: bool = False,
         seed: int = 0,
@@ -136,7 +172,10 @@ class Classifier:
         self.model = load_model(model) if isinstance(model, str) else model
         self.classes = tuple(classes)
         self.batch_size = batch_size
-        self._prompts = ClassPrompts(self.model.text, classes, templates)
+        if isinstance(context, str | os.PathLike):
+            context = load_context(context, self.model)
+        self._prompts = ClassPrompts(self.model.text, classes, templates, context)
+        _check_tunable(self.recipe, self._prompts)
         self._view_recipe = ViewRecipe(views=views, size=self.model.image_size, augmix=augmix, seed=seed)
 
     @property
@@ -174,6 +213,9 @@ class Classifier:
 
     def compare(self, picture: ImageSource, recipes: Iterable[str | Recipe]) -> list[Explanation]:
         """What several methods say about one picture, all from one encoding of its views."""
+        found = [methods.get(recipe) for recipe in recipes]
+        for recipe in found:
+            _check_tunable(recipe, self._prompts)
         image = open_image(picture)
         pixels = make_views(image, picture_id(image), self._view_recipe)
         features = self.model.encode_images(pixels)[None]
@@ -181,8 +223,7 @@ class Classifier:
             pixels = (pixels * 255).round().to(torch.uint8)
         shown = pixels.permute(0, 2, 3, 1).numpy()
         return [
-            Explanation(self._answer([_name(picture)], features, recipe)[0], recipe.name, shown)
-            for recipe in map(methods.get, recipes)
+            Explanation(self._answer([_name(picture)], features, recipe)[0], recipe.name, shown) for recipe in found
         ]
 
     def stream(self, pictures: Iterable[ImageSource]) -> Iterator[Prediction | ImageError]:
@@ -218,22 +259,46 @@ class Classifier:
         return self.model.encode_images(make_views(image, picture_id(image), recipe))
 
     def _answer(self, sources: list[str], features: torch.Tensor, recipe: Recipe) -> list[Prediction]:
-        result = run(recipe, features, self._prompts.features(), self.model.logit_scale)
-        return [self._prediction(source, result, i) for i, source in enumerate(sources)]
+        result = run(recipe, features, self._prompts, self.model.logit_scale)
+        if not torch.isfinite(result.probs).all():
+            raise ValueError(f"method '{recipe.name}' tuned until nothing but NaN was left; its settings are too large")
+        return [self._prediction(source, recipe, result, i) for i, source in enumerate(sources)]
 
-    def _prediction(self, source: str, result: Result, i: int) -> Prediction:
+    def _prediction(self, source: str, recipe: Recipe, result: Result, i: int) -> Prediction:
         delta = float(result.delta[i])
+        skipped = bool(result.skipped[i])
         return Prediction(
             source=source,
             classes=self.classes,
             probs=result.probs[i].cpu().numpy(),
             zero_shot=result.weak_probs[i].cpu().numpy(),
+            before=result.before[i].cpu().numpy() if recipe.tunes else None,
+            skipped=skipped if recipe.tunes else None,
+            tuned_on=_tuned_on(recipe, result.entropies[i]) if recipe.tunes and not skipped else (),
             entropies=result.entropies[i].cpu().numpy(),
             view_labels=tuple(self.classes[c] for c in result.view_labels[i].tolist()),
             chosen=tuple(result.chosen[i].tolist()),
             delta=None if np.isnan(delta) else delta,
-            beta=float(result.beta[i]),
+            beta=None if recipe.readout == "reliability" else float(result.weights[i, 0]),
+            weights=result.weights[i].cpu().numpy(),
         )
+
+
+def _tuned_on(recipe: Recipe, entropies: torch.Tensor) -> tuple[int, ...]:
+    """The views that the loss of `recipe` looks at first, from the entropies (N,) before tuning."""
+    if recipe.select == "confident":
+        return tuple(most_confident(entropies, keep_count(len(entropies), recipe.rho)).tolist())
+    return 0, *confident_strong(entropies[None], recipe.rho)[0].tolist()
+
+
+def _check_tunable(recipe: Recipe, prompts: ClassPrompts) -> None:
+    """Tell that there is nothing to tune before any picture is read."""
+    if recipe.tune == "prompt" and not len(prompts.context):
+        try:
+            prompts.encode(prompts.context[None])
+        except ValueError as error:
+            hint = f"give one template with words before the name, such as {DEFAULT_TEMPLATE!r}"
+            raise ValueError(f"method '{recipe.name}' tunes the prompt, but {error}; {hint}") from error
 
 
 def _is_one(pictures: object) -> bool:

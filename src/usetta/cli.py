@@ -34,11 +34,17 @@ ls_app = typer.Typer(help="List what there is.", no_args_is_help=True)
 models_app = typer.Typer(help="Fetch models.", no_args_is_help=True)
 app.add_typer(ls_app, name="ls")
 app.add_typer(models_app, name="models")
+data_app = typer.Typer(help="Check and fetch data sets.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+coop_app = typer.Typer(help="Learn prompts from a few labelled pictures (CoOp).", no_args_is_help=True)
+app.add_typer(coop_app, name="coop")
 
 Classes = Annotated[
     str, typer.Option("--classes", "-c", help="Class names: 'cat,dog,red fox', or @FILE with one name per line.")
 ]
-Method = Annotated[str, typer.Option("--method", "-m", help="See `usetta ls methods`.")]
+Method = Annotated[
+    str, typer.Option("--method", "-m", help="A name from `usetta ls methods`, also as tpt+se or use:steps=2.")
+]
 ModelName = Annotated[str, typer.Option("--model", help="A name from `usetta ls models`, a hub id or a weights file.")]
 Templates = Annotated[
     list[str] | None,
@@ -47,6 +53,10 @@ Templates = Annotated[
 Views = Annotated[int, typer.Option(help="Views per picture, the picture itself included.", min=1)]
 Seed = Annotated[int, typer.Option(help="Seed of the views.", min=0)]
 AugMix = Annotated[bool, typer.Option("--augmix", help="AugMix on the strong views, as on fine-grained sets.")]
+DataRoot = Annotated[Path, typer.Argument(help="Folder of the data sets.", envvar="USETTA_DATA")]
+ContextFile = Annotated[
+    Path | None, typer.Option("--context", help="A learned context: of `usetta coop train`, or a checkpoint of CoOp.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
 
 
@@ -71,6 +81,7 @@ def classify(
     method: Method = "se",
     model: ModelName = "auto",
     template: Templates = None,
+    context: ContextFile = None,
     views: Views = 64,
     seed: Seed = 0,
     augmix: AugMix = False,
@@ -88,16 +99,16 @@ def classify(
             pictures = find_images(paths)
         except ImageError as error:
             raise ValueError(str(error)) from error
-        classifier = _classifier(classes, method, model, template, views, seed, augmix)
+        classifier = _classifier(classes, method, model, template, context, views, seed, augmix)
     write = _json_writer(top) if as_json else _csv_writer() if as_csv else _text_writer(pictures)
     failed = 0
-    for picture, outcome in zip(
-        pictures, track(classifier.stream(pictures), len(pictures), "Classifying"), strict=True
-    ):
-        write(picture, outcome)
-        if isinstance(outcome, ImageError):
-            failed += 1
-            _say(f"usetta: {outcome}")
+    with _clear_errors():
+        answers = track(classifier.stream(pictures), len(pictures), "Classifying")
+        for picture, outcome in zip(pictures, answers, strict=True):
+            write(picture, outcome)
+            if isinstance(outcome, ImageError):
+                failed += 1
+                _say(f"usetta: {outcome}")
     if failed:
         _say(f"usetta: {failed} of {len(pictures)} pictures could not be read")
         raise typer.Exit(1)
@@ -111,6 +122,7 @@ def explain(
     method: Method = "se",
     model: ModelName = "auto",
     template: Templates = None,
+    context: ContextFile = None,
     views: Views = 64,
     seed: Seed = 0,
     augmix: AugMix = False,
@@ -127,22 +139,32 @@ def explain(
             raise ValueError(f"cannot write a figure as {target.name!r}: use .png, .svg, .pdf or .jpg")
         if not target.parent.is_dir():
             raise ValueError(f"no folder {str(target.parent)!r} to write the figure to")
-        explanation = _classifier(classes, method, model, template, max(views, 2), seed, augmix).explain(image)
+        classifier = _classifier(classes, method, model, template, context, max(views, 2), seed, augmix)
+        explanation = classifier.explain(image)
         explanation.save(target, shown)
     if as_json:
         typer.echo(json.dumps({**explanation.prediction.as_dict(), "source": str(path), "figure": str(target)}))
     else:
         typer.echo(_sentence(explanation.prediction))
+        typer.echo(explanation.prediction.reason)
         typer.echo(f"figure: {target}")
 
 
 @ls_app.command("methods")
 def ls_methods(as_json: AsJson = False) -> None:
-    """List the methods."""
+    """List the methods.
+
+    NAME+READOUT reads a method's answer out in another way (tpt+se), NAME:SETTING=VALUE changes settings of it
+    (use:steps=4:gamma=0.2).
+    """
     from usetta import methods
+    from usetta.recipe import READOUTS
 
     rows = [{"name": name, "description": methods.get(name).description} for name in methods.names()]
     _print_rows(rows, as_json)
+    if not as_json:
+        _say(f"another read-out: tpt+se (of {', '.join(READOUTS)})")
+        _say("other settings: use:steps=4:gamma=0.2")
 
 
 @ls_app.command("models")
@@ -151,6 +173,15 @@ def ls_models(as_json: AsJson = False) -> None:
     from usetta.models import list_models
 
     _print_rows([asdict(row) for row in list_models()], as_json)
+
+
+@ls_app.command("datasets")
+def ls_datasets(as_json: AsJson = False) -> None:
+    """List the data sets that are known by name."""
+    from usetta.data import list_datasets
+
+    columns = ("name", "title", "family", "pictures", "classes")
+    _print_rows([{column: getattr(each, column) for column in columns} for each in list_datasets()], as_json)
 
 
 @models_app.command("pull")
@@ -163,10 +194,104 @@ def pull(name: Annotated[str, typer.Argument(help="A name from `usetta ls models
     typer.echo(f"{name}: ready in {where}")
 
 
+@data_app.command("check")
+def data_check(
+    root: DataRoot,
+    only: Annotated[list[str] | None, typer.Option("--only", help="A data set to look for; may be repeated.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell which of the paper's data sets are there and complete, and what to do next."""
+    from usetta.data import check
+
+    with _clear_errors():
+        reports = check(root, only or ())
+    _print_rows(
+        [
+            asdict(report)
+            if as_json
+            else {
+                "name": report.name,
+                "state": report.state,
+                "pictures": f"{report.pictures:,} of {report.expected:,}",
+                "where": report.where or "-",
+                "next": report.todo if report.state in ("complete", "absent") else f"{report.problem}. {report.todo}",
+            }
+            for report in reports
+        ],
+        as_json,
+    )
+    if only and any(report.state != "complete" for report in reports):
+        raise typer.Exit(1)
+
+
+@data_app.command("fetch")
+def data_fetch(
+    name: Annotated[str, typer.Argument(help="A name from `usetta ls datasets`.")],
+    root: DataRoot,
+    keep_archive: Annotated[bool, typer.Option("--keep-archive", help="Keep what was downloaded.")] = False,
+) -> None:
+    """Download a data set, or tell the steps to take by hand. The exit code is 1 until it is complete."""
+    from usetta.data import fetch
+
+    with _clear_errors():
+        fetched = fetch(name, root, _say, keep_archive=keep_archive)
+    report = fetched.report
+    typer.echo(f"{report.name}: {report.state}" + (f" in {report.where}" if report.where else ""))
+    for number, step in enumerate(fetched.by_hand, 1):
+        typer.echo(f"{number}. {step}")
+    if report.state != "complete":
+        if not fetched.by_hand:
+            typer.echo(report.todo)
+        raise typer.Exit(1)
+
+
+@coop_app.command("train")
+def coop_train(
+    folder: Annotated[Path, typer.Argument(help="Holds a folder of pictures for each class.", metavar="DIR")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="File for the context; an unfinished one is continued.")],
+    model: ModelName = "auto",
+    template: Annotated[
+        str, typer.Option("--template", "-t", help="Its words before {} give the context its length.")
+    ] = "a photo of a {}.",
+    shots: Annotated[int, typer.Option(help="Pictures of each class.", min=1)] = 16,
+    epochs: Annotated[int, typer.Option(min=1)] = 50,
+    lr: Annotated[float, typer.Option(help="Learning rate.")] = 0.002,
+    batch_size: Annotated[int, typer.Option(min=1)] = 32,
+    views: Annotated[int, typer.Option(help="Views per picture: itself and random crops.", min=1)] = 9,
+    init: Annotated[str, typer.Option(help="Start 'random' or from the 'words' of the template.")] = "random",
+    seed: Annotated[int, typer.Option(help="Seed of shots, views and batches.", min=0)] = 0,
+) -> None:
+    """Learn a context for the prompts from a few labelled pictures. Stopped, the same command goes on."""
+    from usetta.coop import CoOpRecipe, read_folder, train_context
+    from usetta.coop.context import LOSSES, read_context_file
+    from usetta.models import load_model
+    from usetta.models.cached import CachedImages
+    from usetta.models.wheels import cache_dir
+
+    with _clear_errors():
+        recipe = CoOpRecipe(
+            shots=shots,
+            epochs=epochs,
+            lr=lr,
+            batch_size=batch_size,
+            views=views,
+            seed=seed,
+            template=template,
+            init=init,
+        )
+        pictures, labels, classes = read_folder(folder)
+        loaded = CachedImages(load_model(model), cache_dir() / "coop" / "features")
+        _say(f"model: {loaded.name}, up to {shots} pictures of each of {len(classes)} classes")
+        train_context(loaded, pictures, labels, classes, recipe, out=out, say=_say)
+        losses = read_context_file(out)[0][LOSSES].tolist()
+    _say(f"loss: {losses[0]:.3f} in the first epoch, {losses[-1]:.3f} in the last")
+    typer.echo(f"context: {out}")
+
+
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the report.")] = Path("demo-report"),
-    methods: Annotated[str, typer.Option(help="Methods to compare.")] = "clip,se",
+    methods: Annotated[str, typer.Option(help="Methods to compare.")] = "clip,se,tpt,use",
     model: ModelName = "embedded",
     views: Annotated[int, typer.Option(help="Views per photograph; the paper uses 64.", min=2)] = 32,
 ) -> None:
@@ -178,7 +303,7 @@ def demo(
     from usetta.models.wheels import cache_dir
 
     with _clear_errors():
-        names = [known_methods.get(name).name for name in methods.split(",")]
+        names = list(dict.fromkeys(known_methods.get(name).name for name in methods.split(",")))
         photographs = demonstration.photographs(_say)
         loaded = CachedImages(load_model(model), cache_dir() / "demo" / "features")
         _say(f"model: {loaded.name}, {views} views of each of {len(photographs)} photographs")
@@ -189,7 +314,8 @@ def demo(
         [
             {"photograph": each.photograph.shows}
             | {
-                name: f"{'✓' if each.is_right(name) else '✗'} {_percent(explanation.prediction)}"
+                name: ("✓" if each.is_right(name) else f"✗ {explanation.prediction.label}")
+                + f" {explanation.prediction.confidence:.0%}"
                 for name, explanation in each.by_method.items()
             }
             for each in found
@@ -197,23 +323,34 @@ def demo(
         as_json=False,
     )
     for name in names:
-        typer.echo(f"{name}: {sum(each.is_right(name) for each in found)} of {len(found)} right")
+        skipped = sum(each.by_method[name].prediction.skipped is True for each in found)
+        left = f", {skipped} skipped because the views already agree" if skipped else ""
+        typer.echo(f"{name}: {sum(each.is_right(name) for each in found)} of {len(found)} right{left}")
     typer.echo(f"report: {page}")
 
 
 def _classifier(
-    classes: str, method: str, model: str, template: list[str] | None, views: int, seed: int, augmix: bool
+    classes: str,
+    method: str,
+    model: str,
+    template: list[str] | None,
+    context: Path | None,
+    views: int,
+    seed: int,
+    augmix: bool,
 ) -> "Classifier":
     from usetta import methods
     from usetta.classifier import Classifier
+    from usetta.coop import template_of
     from usetta.models import load_model
     from usetta.prompts import DEFAULT_TEMPLATE
 
     names, recipe = _read_classes(classes), methods.get(method)  # before the slow part, so that a typo is told at once
+    templates = template or (template_of(context) if context else DEFAULT_TEMPLATE)
     loaded = load_model(model)
     _say(f"model: {loaded.name}")
     return Classifier(
-        names, loaded, recipe, templates=template or DEFAULT_TEMPLATE, views=views, seed=seed, augmix=augmix
+        names, loaded, recipe, templates=templates, context=context, views=views, seed=seed, augmix=augmix
     )
 
 
@@ -234,22 +371,21 @@ def _read_classes(classes: str) -> list[str]:
 @contextmanager
 def _clear_errors() -> Iterator[None]:
     """What goes wrong is told in one line without a traceback: exit code 2 for wrong usage, 1 for the rest."""
+    from usetta.data import DataError
     from usetta.images import ImageError
     from usetta.models import ModelError
 
     try:
         yield
-    except (ImageError, ModelError, OSError, ValueError) as error:
+    except BrokenPipeError:  # whoever read the answers has seen enough, which is no error to tell
+        raise
+    except (DataError, ImageError, ModelError, OSError, ValueError) as error:
         _say(f"usetta: {error}")
         raise typer.Exit(2 if isinstance(error, ValueError) else 1) from error
 
 
-def _percent(answer: "Prediction") -> str:
-    return f"{answer.label}  {answer.confidence:.1%}"
-
-
 def _sentence(answer: "Prediction") -> str:
-    text = _percent(answer)
+    text = f"{answer.label}  {answer.confidence:.1%}"
     weak = answer.classes[int(answer.zero_shot.argmax())]
     return text if weak == answer.label else f"{text}  (zero-shot: {weak}  {float(answer.zero_shot.max()):.1%})"
 

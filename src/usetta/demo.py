@@ -1,4 +1,4 @@
-"""`usetta demo`: a dozen real photographs, plain zero-shot against the other methods, and a report with pictures.
+"""`usetta demo`: a dozen real photographs, plain zero-shot beside the other methods, and a report with pictures.
 
 The photographs come with packages of the package index, as the embedded model does, so the demonstration runs where
 no model hub can be reached. The ones of foolbox are ImageNet pictures with the class in the file name.
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from usetta import methods as known_methods
 from usetta.classifier import Classifier, Explanation
 from usetta.models import Model
 from usetta.models.wheels import WheelFile, cache_dir, fetch
@@ -69,6 +70,17 @@ DISTRACTORS = (
     "ground beetle", "leaf beetle", "scorpion", "cricket", "ant",
 )  # fmt: skip
 
+IN_PLAIN_WORDS = {
+    "clip": "looks at the photograph once and picks the class whose text fits best.",
+    "se": "also looks at crops, keeps the few that the model is most certain about, and mixes what they say with what "
+    "the photograph says. The photograph counts more where it is more certain than its crops.",
+    "tpt": "tunes the prompt for this one photograph until the most certain crops agree on a class, then looks at the "
+    "photograph once more with the tuned prompt.",
+    "use": "leaves the prompt alone where the photograph and its most certain crops already agree (skipped). Elsewhere "
+    "it tunes the prompt towards the mixture that se would give, then mixes as se does.",
+}
+"""What methods do, for somebody who has not read the paper; the others go by the description of their recipe."""
+
 CLASSES = (*(photograph.shows for photograph in PHOTOGRAPHS), *DISTRACTORS)
 
 
@@ -121,6 +133,7 @@ def write_report(found: list[Answers], folder: Path, model: Model, views: int) -
         for each in found
     ]
     (folder / "answers.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    about = {name: IN_PLAIN_WORDS.get(name, known_methods.get(name).description) for name in found[0].by_method}
     page = folder / "index.html"
-    page.write_text(render(rows, model_name=model.name, views=views, classes=CLASSES), encoding="utf-8")
+    page.write_text(render(rows, about=about, model_name=model.name, views=views, classes=CLASSES), encoding="utf-8")
     return page

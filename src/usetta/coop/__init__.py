@@ -1,0 +1,20 @@
+"""CoOp (Zhou et al., 2022): a context that was learned from a few labelled pictures, in place of "a photo of a".
+
+A context is a tensor (n, W) that stands in for the embeddings of the n tokens before the class name. `ClassPrompts`
+takes it, so every method can start from it. It is loaded from CoOp's own checkpoints or from files written here
+(`context`), or learned here (`train`) from shots drawn from labelled pictures (`shots`).
+"""
+
+from usetta.coop.context import load_context, save_context, template_for, template_of
+from usetta.coop.shots import read_folder
+from usetta.coop.train import CoOpRecipe, train_context
+
+__all__ = [
+    "CoOpRecipe",
+    "load_context",
+    "read_folder",
+    "save_context",
+    "template_for",
+    "template_of",
+    "train_context",
+]

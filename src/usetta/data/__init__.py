@@ -1,0 +1,24 @@
+"""Data sets: the paper's fifteen, any folder of class folders, any list of pictures.
+
+To the rest of the library a data set is a `Dataset`, however it was read.
+"""
+
+from usetta.data.benchmark import Benchmark, list_datasets
+from usetta.data.checking import Report, check
+from usetta.data.dataset import DataError, Dataset, Item, UnknownDatasetError
+from usetta.data.fetching import Fetched, fetch
+from usetta.data.registry import load_dataset
+
+__all__ = [
+    "Benchmark",
+    "DataError",
+    "Dataset",
+    "Fetched",
+    "Item",
+    "Report",
+    "UnknownDatasetError",
+    "check",
+    "fetch",
+    "list_datasets",
+    "load_dataset",
+]

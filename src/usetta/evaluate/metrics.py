@@ -1,0 +1,214 @@
+"""How good are the answers? Metrics on plain NumPy arrays, from a few numbers per picture.
+
+No metric needs the probabilities of all classes. These columns, one value per picture, are enough (`columns` makes the
+first six from probabilities):
+
+    label             the true class                            prediction        the answered class
+    confidence        the answered class's probability          true_probability  the true class's probability
+    rank              classes ranked before the true one        sum_of_squares    Σ_c p_c², for the Brier score
+    skipped           whether tuning was left out               seconds           time the picture took
+
+A column is (..., n): n pictures, behind any leading axes such as one per seed; a metric takes the last axis away.
+Shares are in percent, as in the paper's tables. Without pictures a metric is NaN, never an error.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
+
+IMAGENET = ("imagenet", "imagenet-a", "imagenet-v2", "imagenet-r", "imagenet-sketch")
+FINE_GRAINED = (
+    *("dtd", "flowers102", "caltech101", "aircraft", "pets"),
+    *("ucf101", "cars", "eurosat", "sun397", "food101"),
+)
+GROUPS: dict[str, tuple[str, ...]] = {
+    "in&o": IMAGENET,
+    "ood": IMAGENET[1:],
+    "fgvc": FINE_GRAINED,
+    "avg": ("in&o", "fgvc"),
+}
+"""The paper's means and what each is the mean of. `avg` is the mean of two means, so a fine-grained set counts less."""
+
+_SMALLEST = float(np.finfo(np.float32).tiny)
+"""Columns are kept in single precision; a probability that vanished there counts as its smallest normal number."""
+
+
+def columns(probs: ArrayLike, labels: ArrayLike) -> dict[str, NDArray[Any]]:
+    """The columns that follow from probabilities (..., n, C) and labels (..., n)."""
+    p, label = np.asarray(probs, dtype=np.float64), np.asarray(labels)
+    prediction = p.argmax(axis=-1)
+    label = np.broadcast_to(label, prediction.shape)
+    true = np.take_along_axis(p, label[..., None], axis=-1)
+    # Among equals the class that is listed first comes first, as in argmax: rank 0 means that the answer is right.
+    before = (p > true) | ((p == true) & (np.arange(p.shape[-1]) < label[..., None]))
+    return {
+        "label": label,
+        "prediction": prediction,
+        "confidence": p.max(axis=-1),
+        "true_probability": true[..., 0],
+        "rank": before.sum(axis=-1),
+        "sum_of_squares": (p**2).sum(axis=-1),
+    }
+
+
+def top1(label: ArrayLike, prediction: ArrayLike) -> Floats:
+    """Accuracy in percent."""
+    return 100 * _mean(np.equal(label, prediction))
+
+
+def top5(rank: ArrayLike) -> Floats:
+    """Percent of pictures whose true class is among the five most probable."""
+    return 100 * _mean(np.less(rank, 5))
+
+
+def ece(label: ArrayLike, prediction: ArrayLike, confidence: ArrayLike, bins: int = 15) -> Floats:
+    """Expected calibration error in percent: how far confidence is from accuracy, over bins of equal width.
+
+    A bin holds its lower edge but not its upper one; the last holds 1.
+    """
+    sure = _probability(confidence, "confidence")
+    gap = np.equal(label, prediction) - sure
+    place = np.minimum((sure * bins).astype(np.int64), bins - 1)
+    # |accuracy − confidence| of a bin, weighted with its share of the pictures, is |Σ gap| / n.
+    gaps = [np.abs(_mean(np.where(place == b, gap, 0.0))) for b in range(bins)]
+    return 100 * np.asarray(np.sum(gaps, axis=0))
+
+
+def nll(true_probability: ArrayLike) -> Floats:
+    """Negative log-likelihood of the true class, in nats."""
+    return _mean(-np.log(np.clip(_probability(true_probability, "true_probability"), _SMALLEST, 1.0)))
+
+
+def brier(true_probability: ArrayLike, sum_of_squares: ArrayLike) -> Floats:
+    """Brier score over all classes, Σ_c (p_c − [c is true])² = 1 − 2 p_true + Σ_c p_c²: 0 is perfect, 2 the worst."""
+    true = _probability(true_probability, "true_probability")
+    return _mean(1 - 2 * true + _probability(sum_of_squares, "sum_of_squares"))
+
+
+def skip_ratio(skipped: ArrayLike) -> Floats:
+    """Percent of pictures that were not tuned on because their views already agreed."""
+    return 100 * _mean(np.asarray(skipped, dtype=bool))
+
+
+def seconds_per_picture(seconds: ArrayLike) -> Floats:
+    """Mean time of a picture."""
+    return _mean(np.asarray(seconds))
+
+
+METRICS: dict[str, tuple[Callable[..., Floats], tuple[str, ...]]] = {
+    "top1": (top1, ("label", "prediction")),
+    "top5": (top5, ("rank",)),
+    "ece": (ece, ("label", "prediction", "confidence")),
+    "nll": (nll, ("true_probability",)),
+    "brier": (brier, ("true_probability", "sum_of_squares")),
+    "skip_ratio": (skip_ratio, ("skipped",)),
+    "seconds_per_picture": (seconds_per_picture, ("seconds",)),
+}
+"""Every metric with the columns it needs."""
+
+
+def measure(stored: Mapping[str, ArrayLike]) -> dict[str, Floats]:
+    """All metrics whose columns are `stored`."""
+    return {
+        name: metric(*(stored[column] for column in needed))
+        for name, (metric, needed) in METRICS.items()
+        if all(column in stored for column in needed)
+    }
+
+
+def group_means(values: Mapping[str, float | None]) -> dict[str, float | None]:
+    """The means of `GROUPS` from values by data set; None where the value of a data set is missing (None or NaN)."""
+    known = {name: value for name, value in values.items() if value is not None and not math.isnan(value)}
+    means: dict[str, float | None] = {}
+    for group, members in GROUPS.items():
+        found = [known[member] for member in members if member in known]
+        means[group] = sum(found) / len(found) if len(found) == len(members) else None
+        if (mean := means[group]) is not None:
+            known[group] = mean
+    return means
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A value over several runs."""
+
+    mean: float
+    std: float | None
+    """None if the runs are too few to have one."""
+    runs: int
+
+
+def over_seeds(values: Sequence[float], *, sample: bool = False) -> Spread:
+    """Mean and standard deviation over runs with different seeds.
+
+    The population's deviation by default: the paper's numbers fit that of two runs. `sample` divides by one less.
+    """
+    runs = np.asarray(values, dtype=np.float64)
+    if runs.ndim != 1 or not len(runs):
+        raise ValueError(f"expected one value per seed, at least one, not an array of shape {runs.shape}")
+    std = float(runs.std(ddof=1 if sample else 0)) if len(runs) > 1 else None
+    return Spread(float(runs.mean()), std, len(runs))
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and the bounds of its confidence interval."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+def accuracy_difference(
+    right: ArrayLike, other: ArrayLike, *, level: float = 0.95, resamples: int = 10_000, seed: int = 0
+) -> Interval:
+    """By how many points one method is more accurate than another on the same pictures, with a bootstrap interval.
+
+    `right` and `other`: whether each answer was right, (n,) or (seeds, n). Pictures are resampled, never single runs:
+    runs of one picture are not independent. A resample only counts how often each value of the difference occurs, so
+    it is drawn as such (multinomial), which gives the same distribution as drawing n pictures.
+    """
+    ours, theirs = (np.atleast_2d(np.asarray(each, dtype=np.float64)) for each in (right, other))
+    if ours.ndim != 2 or ours.shape[-1] != theirs.shape[-1]:
+        raise ValueError(f"both methods must have answered the same pictures, not {ours.shape} and {theirs.shape}")
+    difference = ours.mean(axis=0) - theirs.mean(axis=0)
+    n = len(difference)
+    if not n:
+        return Interval(math.nan, math.nan, math.nan)
+    values, counts = np.unique(difference, return_counts=True)
+    drawn = np.random.default_rng(seed).multinomial(n, counts / n, size=resamples)
+    low, high = np.quantile(drawn @ values / n, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(100 * float(difference.mean()), 100 * float(low), 100 * float(high))
+
+
+def mcnemar(right: ArrayLike, other: ArrayLike) -> float:
+    """Exact two-sided p-value of McNemar's test that two methods are equally accurate, from one run of each, (n,)."""
+    ours, theirs = np.asarray(right, dtype=bool), np.asarray(other, dtype=bool)
+    if ours.ndim != 1 or ours.shape != theirs.shape:
+        raise ValueError(f"expected one run of each method on the same pictures, not {ours.shape} and {theirs.shape}")
+    only_ours, only_theirs = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
+    n, term, tail = only_ours + only_theirs, 1, 0
+    for k in range(min(only_ours, only_theirs) + 1):  # in whole numbers: exact for any number of pictures
+        tail += term
+        term = term * (n - k) // (k + 1)
+    return min(1.0, 2 * tail / (1 << n))
+
+
+def _mean(values: NDArray[Any]) -> Floats:
+    if values.shape[-1]:
+        return np.asarray(values.mean(axis=-1, dtype=np.float64))
+    return np.full(values.shape[:-1], np.nan)
+
+
+def _probability(values: ArrayLike, column: str) -> Floats:
+    """`values` in double precision; rounding may put them a little outside of 0..1, a mistake much further."""
+    found = np.asarray(values, dtype=np.float64)
+    if not ((found >= -1e-5) & (found <= 1 + 1e-5)).all():
+        raise ValueError(f"{column} must lie between 0 and 1; found {found.min()} to {found.max()}")
+    return np.clip(found, 0.0, 1.0)

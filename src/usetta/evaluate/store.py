@@ -1,0 +1,165 @@
+"""What a run has found out so far: one SQLite database in the run's directory.
+
+A row per (data set, picture, seed, method). Rows of a batch are written in one transaction, so a process that is killed
+at any instant leaves whole batches behind, and the same command computes the rest. What the rows depend on (model,
+views, data sets, recipes) is written down with them; a run directory never mixes two of a kind.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+FILE = "results.sqlite"
+_VERSION = 1
+
+
+class StoreError(ValueError):
+    """A run directory cannot be used for this; the message says why."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """The answer of a method for a picture, and what the metrics need to know about it."""
+
+    dataset: str
+    picture: str
+    """Its path within the data set."""
+    seed: int
+    method: str
+    label: int
+    prediction: int
+    confidence: float
+    """Probability of the prediction."""
+    true_probability: float
+    """Probability of the label."""
+    rank: int
+    """Classes that are more probable than the label."""
+    sum_of_squares: float
+    """Of the probabilities, for the Brier score."""
+    delta: float | None
+    """The weak view's entropy rank; None without strong views."""
+    beta: float
+    """The weak view's weight in SE."""
+    skipped: bool | None
+    """Whether tuning was left out; None for methods that tune nothing."""
+    seconds: float
+    """Time the picture took: its views, shared with other methods, and the method itself."""
+
+
+_KINDS = {int: "INTEGER", float: "REAL", str: "TEXT", bool: "INTEGER"}
+_KEY = ("dataset", "picture", "seed", "method")
+COLUMNS = tuple(field.name for field in fields(Row))
+
+
+class Store:
+    """The database of a run, open for reading and writing."""
+
+    def __init__(self, folder: Path, *, create: bool = True) -> None:
+        path = folder / FILE
+        if not create and not path.is_file():
+            raise StoreError(f"there is no run in {folder}")
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        try:
+            self._db = sqlite3.connect(path)
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = NORMAL")
+            self._prepare()
+        except sqlite3.DatabaseError as error:
+            raise StoreError(f"{path} is not a database of results ({error})") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._db.close()
+
+    def _prepare(self) -> None:
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        if version not in (0, _VERSION):
+            raise StoreError(f"the results in {self.folder} were written by another version of usetta")
+        columns = ", ".join(f"{field.name} {_kind(field.type)}" for field in fields(Row))
+        with self._db:
+            self._db.execute(
+                f"CREATE TABLE IF NOT EXISTS results ({columns}, PRIMARY KEY ({', '.join(_KEY)})) WITHOUT ROWID"
+            )
+            self._db.execute("CREATE TABLE IF NOT EXISTS facts (kind, name, value, PRIMARY KEY (kind, name))")
+            self._db.execute(
+                "CREATE TABLE IF NOT EXISTS bad (dataset, picture, reason, PRIMARY KEY (dataset, picture))"
+            )
+            self._db.execute(f"PRAGMA user_version = {_VERSION}")
+
+    def fix(self, kind: str, name: str, value: Any) -> None:
+        """Write down what rows depend on; refuse another value than the one that is there."""
+        new = json.dumps(value, sort_keys=True)
+        found = self._db.execute("SELECT value FROM facts WHERE kind = ? AND name = ?", (kind, name)).fetchone()
+        if found is None:
+            with self._db:
+                self._db.execute("INSERT INTO facts VALUES (?, ?, ?)", (kind, name, new))
+        elif found[0] != new:
+            raise StoreError(
+                f"the run in {self.folder} was made with another {kind} '{name}': {_difference(found[0], new)}. "
+                "Choose another directory with --out"
+            )
+
+    def facts(self, kind: str) -> dict[str, Any]:
+        """What was written down of that kind, by name."""
+        rows = self._db.execute("SELECT name, value FROM facts WHERE kind = ? ORDER BY rowid", (kind,))
+        return {name: json.loads(value) for name, value in rows}
+
+    def done(self, dataset: str, seed: int, method: str) -> set[str]:
+        """Pictures that have a row."""
+        query = "SELECT picture FROM results WHERE dataset = ? AND seed = ? AND method = ?"
+        return {picture for (picture,) in self._db.execute(query, (dataset, seed, method))}
+
+    def bad(self) -> list[tuple[str, str, str]]:
+        """Pictures that could not be read: data set, picture, reason."""
+        return list(self._db.execute("SELECT dataset, picture, reason FROM bad ORDER BY dataset, picture"))
+
+    def add(self, rows: Iterable[Row], bad: Iterable[tuple[str, str, str]] = ()) -> None:
+        """Write rows, and pictures that could not be read, together or not at all."""
+        places = ", ".join("?" * len(COLUMNS))
+        with self._db:
+            self._db.executemany(f"INSERT OR REPLACE INTO results VALUES ({places})", map(astuple, rows))  # noqa: S608
+            self._db.executemany("INSERT OR REPLACE INTO bad VALUES (?, ?, ?)", bad)
+
+    def rows(self, where: Mapping[str, Any] | None = None) -> Iterator[Row]:
+        """Rows in the order of their keys, those alone whose columns have the values of `where`."""
+        for values in self._select(COLUMNS, where or {}):
+            row = Row(*values)
+            yield row if row.skipped is None else Row(**{**vars(row), "skipped": bool(row.skipped)})
+
+    def columns(self, names: Sequence[str], where: Mapping[str, Any]) -> dict[str, list[Any]]:
+        """Some columns of rows, in the order of their keys."""
+        found = list(self._select(names, where))
+        return {name: [values[i] for values in found] for i, name in enumerate(names)}
+
+    def groups(self) -> list[tuple[str, int, str, int]]:
+        """Data set, seed and method that have rows, and how many."""
+        query = "SELECT dataset, seed, method, COUNT(*) FROM results GROUP BY dataset, seed, method"
+        return list(self._db.execute(query))
+
+    def _select(self, names: Sequence[str], where: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+        unknown = {*names, *where} - set(COLUMNS)
+        if unknown:
+            raise ValueError(f"results have no column {', '.join(sorted(unknown))}")
+        condition = " AND ".join(f"{name} = ?" for name in where) or "1"
+        query = f"SELECT {', '.join(names)} FROM results WHERE {condition} ORDER BY {', '.join(_KEY)}"  # noqa: S608
+        with closing(self._db.execute(query, tuple(where.values()))) as found:
+            yield from found
+
+
+def _kind(declared: Any) -> str:
+    return next(sql for kind, sql in _KINDS.items() if declared == kind or kind in getattr(declared, "__args__", ()))
+
+
+def _difference(old: str, new: str) -> str:
+    before, after = json.loads(old), json.loads(new)
+    if isinstance(before, dict) and isinstance(after, dict):
+        names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+        return ", ".join(f"{name} was {before.get(name)!r} and is {after.get(name)!r}" for name in names)
+    return f"it was {before!r} and is {after!r}"

@@ -1,0 +1,109 @@
+"""The store: what is written is there, whole batches or nothing, and a run never mixes two of a kind."""
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from usetta.evaluate.store import FILE, Row, Store, StoreError
+
+ROW = Row("pets", "a/b.jpg", 0, "use", 3, 4, 0.6, 0.3, 1, 0.45, 0.25, 0.4, True, 0.1)
+
+
+def test_rows_come_back_as_they_were_in_the_order_of_their_keys(tmp_path: Path) -> None:
+    rows = [
+        replace(ROW, picture="z.jpg", delta=None, skipped=None),
+        ROW,
+        replace(ROW, seed=1, skipped=False),
+        replace(ROW, dataset="dtd", picture="ü'\"%.jpg"),
+    ]
+    with Store(tmp_path) as store:
+        store.add(rows)
+    with Store(tmp_path, create=False) as store:
+        found = list(store.rows())
+        assert found == [rows[3], rows[1], rows[2], rows[0]]
+        assert [type(row.skipped) for row in found] == [bool, bool, bool, type(None)]
+        assert list(store.rows({"dataset": "pets", "seed": 1})) == [rows[2]]
+        assert store.done("pets", 0, "use") == {"a/b.jpg", "z.jpg"}
+        assert store.done("pets", 0, "se") == set()
+        assert store.columns(("label", "delta"), {"seed": 0}) == {"label": [3, 3, 3], "delta": [0.25, 0.25, None]}
+        assert store.groups() == [("dtd", 0, "use", 1), ("pets", 0, "use", 2), ("pets", 1, "use", 1)]
+
+
+def test_the_same_key_is_one_row(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        store.add([ROW])
+        store.add([replace(ROW, prediction=5)])
+        assert [row.prediction for row in store.rows()] == [5]
+
+
+def test_a_batch_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        with pytest.raises(ZeroDivisionError):
+            store.add(replace(ROW, seed=10 // (3 - seed)) for seed in range(5))
+        assert list(store.rows()) == []
+
+
+def test_bad_pictures_are_remembered_with_their_reason(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        store.add([], [("pets", "b.jpg", "empty"), ("pets", "a.jpg", "truncated")])
+        store.add([], [("pets", "b.jpg", "empty file")])
+        assert store.bad() == [("pets", "a.jpg", "truncated"), ("pets", "b.jpg", "empty file")]
+
+
+def test_what_rows_depend_on_cannot_change(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        store.fix("model", "ViT-B-16", {"weights": "abc", "scale": 100.0})
+        store.fix("model", "ViT-B-16", {"scale": 100.0, "weights": "abc"})
+        with pytest.raises(
+            StoreError, match=r"another model 'ViT-B-16': weights was 'abc' and is 'abd'\. Choose another"
+        ):
+            store.fix("model", "ViT-B-16", {"weights": "abd", "scale": 100.0})
+        store.fix("views", "count", 64)
+        with pytest.raises(StoreError, match="another views 'count': it was 64 and is 32"):
+            store.fix("views", "count", 32)
+        assert store.facts("model") == {"ViT-B-16": {"weights": "abc", "scale": 100.0}}
+        assert store.facts("data set") == {}
+
+
+def test_what_is_not_a_store_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="there is no run in"):
+        Store(tmp_path, create=False)
+    (tmp_path / FILE).write_bytes(b"not a database at all, but long enough to be looked at" * 20)
+    with pytest.raises(StoreError, match="is not a database of results"):
+        Store(tmp_path)
+
+
+def test_a_store_of_another_version_is_refused(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        store._db.execute("PRAGMA user_version = 99")
+    with pytest.raises(StoreError, match="another version of usetta"):
+        Store(tmp_path)
+
+
+def test_unknown_columns_are_named(tmp_path: Path) -> None:
+    with Store(tmp_path) as store, pytest.raises(ValueError, match="no column colour"):
+        store.columns(("colour",), {})
+
+
+def test_a_killed_process_leaves_whole_batches(tmp_path: Path) -> None:
+    """A process writes batches of ten until it kills itself in the middle of one."""
+    script = (
+        "import os, signal, sys; from dataclasses import replace; from pathlib import Path\n"
+        "from usetta.evaluate.store import Row, Store\n"
+        f"row = {ROW!r}\n"
+        "def batch(n):\n"
+        "    for i in range(10):\n"
+        "        if (n, i) == (7, 5): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        yield replace(row, seed=n, picture=str(i))\n"
+        f"store = Store(Path({str(tmp_path)!r}))\n"
+        "for n in range(100): store.add(batch(n))\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], check=False, env=os.environ)
+    assert ended.returncode == -signal.SIGKILL
+    with Store(tmp_path) as store:
+        assert store.groups() == [("pets", seed, "use", 10) for seed in range(7)]
