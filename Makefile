@@ -57,6 +57,7 @@ format: $(VENV)/.test
 bench: setup $(VENV)/.test
 	$(BIN)/python -m benchmarks.se
 	$(BIN)/python -m benchmarks.use
+	$(BIN)/python -m benchmarks.methods
 
 docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict

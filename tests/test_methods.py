@@ -1,7 +1,60 @@
 import pytest
+import torch
+from torch import Tensor
 
+from models.tiny import TINY_VIT, disturbed
 from usetta import methods
-from usetta.recipe import Recipe
+from usetta.look import Look
+from usetta.losses import LOSSES
+from usetta.prompts import ClassPrompts
+from usetta.readout import READOUTS
+from usetta.recipe import Recipe, Result, run
+from usetta.tune.lora import Hidden
+
+MODEL = disturbed(TINY_VIT)
+NAMES = ["cat", "dog", "red fox", "old stone bridge"]
+PLUG_INS = [f"{name}+se" for name in ("tpt", "c-tpt", "r-tpt", "rlcf", "sts")]
+PLUG_INS += [f"{name}+{readout}" for name in ("tps", "ttl") for readout in READOUTS]
+
+
+def answers(method: str, states: list[Tensor], templates: list[str] | None = None) -> Result:
+    """What a method says about pictures whose views have these hidden states, by a tiny model."""
+    tail = MODEL.tail()
+    features = torch.stack([tail.encode(each) for each in states])
+    prompts = ClassPrompts(MODEL.text, NAMES, templates or "a photo of a {}.")
+    return run(methods.get(method), features, prompts, 20.0, hidden=Hidden(tail, states))
+
+
+@pytest.fixture(scope="module")
+def pictures() -> list[Tensor]:
+    """Hidden states of twelve views of three pictures."""
+    generator = torch.Generator().manual_seed(0)
+    coarse = torch.rand(3, 12, 3, 4, 4, generator=generator)
+    return [MODEL.hidden_states(torch.nn.functional.interpolate(views, size=(32, 32))) for views in coarse]
+
+
+@pytest.mark.parametrize("method", [*methods.names(), *PLUG_INS])
+def test_every_row_of_the_tables_runs_and_a_batch_is_its_pictures_one_by_one(
+    method: str, pictures: list[Tensor]
+) -> None:
+    together = answers(method, pictures)
+    torch.testing.assert_close(together.probs.sum(dim=1), torch.ones(3))
+    torch.testing.assert_close(together.weights.sum(dim=1), torch.ones(3))
+    assert (together.probs >= 0).all()
+    for i in range(3):
+        alone = answers(method, pictures[i : i + 1])
+        torch.testing.assert_close(together.probs[i], alone.probs[0], atol=1e-5, rtol=0)
+        assert together.skipped[i] == alone.skipped[0]
+
+
+def test_methods_without_a_prompt_to_tune_take_an_ensemble_of_templates(pictures: list[Tensor]) -> None:
+    templates = ["a photo of the small {}.", "art of the {}."]
+    for method in ("clip", "se", "mta", "zero", "tps", "sts", "ttl", "sts+se"):
+        one, several = answers(method, pictures), answers(method, pictures, templates)
+        assert (one.probs - several.probs).abs().max() > 1e-4
+    for method in ("tpt", "rlcf"):
+        with pytest.raises(ValueError, match="no context to tune: an ensemble of templates has no single context"):
+            answers(method, pictures, templates)
 
 
 def test_a_name_and_settings_make_a_recipe() -> None:
@@ -47,6 +100,16 @@ def test_a_typo_gets_a_suggestion() -> None:
         ("use:skip=False:beta=0.5", "use:skip=false:beta=0.5"),
         ("use:beta=uniform:steps=4", "use:steps=4:beta=uniform"),
         ("mem+se:se_stats=pre", "tpt+se:se_stats=pre"),
+        ("clip+mode", "mta"),
+        ("clip+vote", "zero"),
+        ("clip+selected", "clip+selected"),
+        ("zero+vote", "zero"),
+        ("STS+SE", "sts+se"),
+        ("sts+selected", "sts"),
+        ("tps+weak", "tps"),
+        ("zero:voters=0.5", "zero:voters=0.5"),
+        ("rlcf:steps=5", "rlcf:steps=5"),
+        ("ttl+se:seed=1", "ttl+se:seed=1"),
     ],
 )
 def test_the_grammar_has_one_name_for_each_recipe(written: str, canonical: str) -> None:
@@ -75,6 +138,13 @@ def test_settings_have_the_types_they_need() -> None:
         ("use:beta=half", "beta must be 'adaptive', 'uniform' or a number"),
         ("use:name=other", "no setting 'name'"),
         ("c-tpt:active=10", "dispersion moves all classes"),
+        ("zero+se", "'zero' tunes nothing, so it is nothing but its read-out; 'clip\\+se' is that one alone"),
+        ("se+weak", "'se' tunes nothing"),
+        ("zero:voters=0", "voters must be above 0 and at most 1"),
+        ("tps:penalty=1", "penalty is about the shift of tune=spectrum, and there is none with tune=shift"),
+        ("ttl:active=5", "about text features"),
+        ("ttl:seed=-1", "seed must not be negative"),
+        ("tpt:tune=weights", "tune must be one of nothing, prompt, shift, spectrum, lora, not 'weights'"),
     ],
 )
 def test_what_is_wrong_with_a_name_is_told(written: str, message: str) -> None:
@@ -87,5 +157,59 @@ def test_a_family_of_data_sets_has_its_own_settings() -> None:
     assert methods.get("c-tpt+se", family="imagenet").dispersion == 20
     assert methods.get("c-tpt", family="imagenet").name == "c-tpt"
     assert methods.get("c-tpt:dispersion=5", family="imagenet").dispersion == 5
+    assert methods.get("tps").lr == methods.get("tps+se").lr == 1e-3
+    assert methods.get("tps", family="imagenet").lr == 5e-3
+    assert {name: family.augmix for name, family in methods.FAMILIES.items()} == {
+        "imagenet": False,
+        "fine-grained": True,
+    }
     with pytest.raises(ValueError, match="unknown family of data sets 'birds'; known are imagenet, fine-grained"):
         methods.get("c-tpt", family="birds")
+
+
+def test_published_settings() -> None:
+    rlcf, ttl, sts = (methods.get(name) for name in ("rlcf", "ttl", "sts"))
+    assert (rlcf.steps, rlcf.lr, rlcf.weight_decay, rlcf.select, rlcf.readout) == (3, 7e-3, 5e-4, "confident", "weak")
+    assert (ttl.steps, ttl.lr, ttl.weight_decay, ttl.select, ttl.loss) == (1, 5e-3, 0.01, "all", "weighted")
+    assert (sts.steps, sts.lr, sts.select, sts.loss, sts.readout) == (1, 5e-3, "confident", "mem", "selected")
+    assert methods.get("zero").voters == 0.3
+    assert [name for name in methods.names() if methods.get(name).needs_prompts] == [
+        "tpt", "tpt-rce", "c-tpt", "r-tpt", "rlcf", "rce", "use",
+    ]  # fmt: skip
+
+
+def test_a_recipe_of_one_s_own_joins_the_others(monkeypatch: pytest.MonkeyPatch, pictures: list[Tensor]) -> None:
+    monkeypatch.setattr(methods, "_METHODS", dict(methods._METHODS))
+
+    def loudest(logits: Tensor, _pseudo_label: Tensor) -> Tensor:
+        return -logits.log_softmax(dim=-1).amax(dim=(1, 2))
+
+    def first_strong(_recipe: Recipe, _before: Look, now: Look, _features: Tensor) -> tuple[Tensor, Tensor]:
+        weights = torch.zeros_like(now.entropies)
+        weights[:, 1] = 1
+        return now.logits[:, 1].softmax(dim=-1), weights
+
+    with pytest.raises(ValueError, match="loss must be one of mem, rce, pointwise, weighted, reward, not 'loudest'"):
+        Recipe("mine", loss="loudest")
+    monkeypatch.setitem(LOSSES, "loudest", loudest)
+    monkeypatch.setitem(READOUTS, "first", first_strong)
+    methods.register(Recipe("mine-2", "an idea", select="all", tune="shift", loss="loudest", readout="first"))
+    assert methods.names()[-1] == "mine-2"
+    assert methods.get("mine-2+se:steps=2").name == "mine-2+se:steps=2"
+    assert methods.get("tpt+first").readout == "first"
+    result = answers("mine-2", pictures)
+    assert result.weights[:, 1].tolist() == [1, 1, 1]
+    assert (result.probs.amax(dim=1) != result.before.amax(dim=1)).all()
+
+
+@pytest.mark.parametrize("name", ["use", "mem", "zero-shot"])
+def test_a_name_that_is_taken_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"there is a method '{name}' already"):
+        methods.register(Recipe(name))
+
+
+@pytest.mark.parametrize("name", ["", "Mine", "a+b", "a:b", "a=b", "a b", "a,b", "-a", "a-"])
+def test_a_name_that_could_not_be_written_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="a method's name has small letters and digits"):
+        methods.register(Recipe(name))
+    assert name not in methods.names()

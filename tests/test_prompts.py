@@ -307,11 +307,74 @@ def test_the_first_context_is_the_words(tower: Tower) -> None:
     torch.testing.assert_close(prompts.encode(prompts.context[None])[0], prompts.features())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("classes", [[0], [8, 2, 5], [3, 3, 0], [0, 8], list(range(9))])
+def test_some_classes_are_their_share_of_all(tower: Tower, classes: list[int], dtype: torch.dtype) -> None:
+    """The first and the last name are equal."""
+    tower.to(dtype)
+    names, some = names_of(9), torch.tensor(classes)
+    prompts = ClassPrompts(tower, names)
+    grads = random_like(3, len(classes), prompts.features().shape[1], dtype=dtype)
+    contexts = moved(prompts.context, 3).requires_grad_()
+    features = prompts.encode(contexts, some)
+    (elsewhere,) = torch.autograd.grad(features, contexts, grads)
+    gradients = prompts.pullback(grads, some)
+    few = [names[c] for c in classes]
+    for i in range(3):
+        assert_same_features(features[i].detach(), naive(tower, few, contexts[i].detach()))
+        assert_same_gradient(gradients[i], naive_gradient(tower, few, prompts.context, grads[i]))
+        assert_same_gradient(elsewhere[i], naive_gradient(tower, few, contexts[i].detach(), grads[i]))
+
+
+def test_some_classes_leave_no_trace(tower: Tower) -> None:
+    prompts, untouched = ClassPrompts(tower, names_of(9)), ClassPrompts(tower, names_of(9))
+    grads = random_like(2, *prompts.features().shape)
+    some = torch.tensor([5, 1])
+    prompts.pullback(grads[:, some], some)
+    prompts.encode(moved(prompts.context, 2), some)
+    assert not prompts._templates[0]._graphs
+    assert torch.equal(prompts.pullback(grads), untouched.pullback(grads))
+    kept = dict(prompts._templates[0]._graphs)
+    prompts.pullback(grads[:, some], some)
+    assert prompts._templates[0]._graphs == kept
+
+
+@pytest.mark.parametrize(("memory", "at_once"), [(1, 1), (400_000, 50)])
+def test_memory_changes_nothing_for_some_classes(
+    tower: Tower, memory: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tower.double()
+    some = torch.tensor([8, 2, 5, 0])
+    answers = []
+    for budget in ((prompts_module.MEMORY, prompts_module._AT_ONCE), (memory, at_once)):
+        monkeypatch.setattr(prompts_module, "MEMORY", budget[0])
+        monkeypatch.setattr(prompts_module, "_AT_ONCE", budget[1])
+        prompts = ClassPrompts(tower, names_of(9))
+        grads = random_like(3, 4, prompts.features().shape[1], dtype=torch.float64)
+        contexts = moved(prompts.context, 3)
+        answers.append([prompts.pullback(grads, some), prompts.encode(contexts, some)])
+    for usual, tight in zip(*answers, strict=True):
+        torch.testing.assert_close(tight, usual, atol=1e-12, rtol=1e-9)
+
+
+def test_only_those_classes_are_computed() -> None:
+    tower, rows = small_tower(), []
+    prompts = ClassPrompts(tower, ["cat", "dog", "great grey owl", "cat"])
+    prompts.features()
+    for block in tower.blocks:
+        block.mlp.register_forward_pre_hook(lambda _, args: rows.append(args[0].shape[1]))
+    prompts.encode(prompts.context[None], torch.tensor([0, 3]))
+    assert rows == [5 + 3, 5 + 3, 1]
+
+
 def test_no_images_give_no_gradients_and_no_features(tower: Tower) -> None:
     prompts = ClassPrompts(tower, ["cat", "dog"])
     dimension = prompts.features().shape[1]
     assert prompts.pullback(torch.zeros(0, 2, dimension)).shape == (0, 4, tower.width)
     assert prompts.encode(torch.zeros(0, 4, tower.width)).shape == (0, 2, dimension)
+    second = torch.tensor([1])
+    assert prompts.pullback(torch.zeros(0, 1, dimension), second).shape == (0, 4, tower.width)
+    assert prompts.encode(torch.zeros(0, 4, tower.width), second).shape == (0, 1, dimension)
 
 
 def test_inference_mode_is_no_obstacle(tower: Tower) -> None:
@@ -373,6 +436,8 @@ def test_wrong_shapes_are_named() -> None:
     prompts = ClassPrompts(small_tower(), ["cat", "dog"])
     with pytest.raises(ValueError, match=r"gradients must be of shape \(B, 2, 24\), got \(2, 24\)"):
         prompts.pullback(torch.zeros(2, 24))
+    with pytest.raises(ValueError, match=r"gradients must be of shape \(B, 1, 24\), got \(3, 2, 24\)"):
+        prompts.pullback(torch.zeros(3, 2, 24), torch.tensor([1]))
     with pytest.raises(ValueError, match=r"contexts must be of shape \(B, 4, 32\), got \(1, 3, 32\)"):
         prompts.encode(torch.zeros(1, 3, 32))
     with pytest.raises(ValueError, match=r"context has the shape \(4, 32\), the given one \(16, 32\): write as many"):

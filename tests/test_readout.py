@@ -3,7 +3,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from usetta.readout import RESCALINGS, blend_weights, entropy_rank, mean_of_views, reliability_weights, weak_weight
+from usetta.look import look
+from usetta.readout import (
+    READOUTS,
+    RESCALINGS,
+    blend_weights,
+    entropy_rank,
+    mean_of_views,
+    reliability_weights,
+    weak_weight,
+)
+from usetta.recipe import Recipe
 
 
 def test_the_entropy_rank_counts_strictly_greater_views() -> None:
@@ -67,3 +77,26 @@ def test_reliability_is_the_nearness_of_other_views(views: int) -> None:
 
 def test_a_single_view_is_all_there_is() -> None:
     assert reliability_weights(torch.ones(2, 1, 3)).tolist() == [[1.0], [1.0]]
+
+
+def test_selected_views_are_those_most_certain_before_tuning() -> None:
+    generator = torch.Generator().manual_seed(0)
+    first, then = (3 * torch.randn(2, 30, 4, generator=generator) for _ in range(2))
+    recipe = Recipe("mine", readout="selected")
+    before, now = look(recipe, first), look(recipe, then)
+    answer, weights = READOUTS["selected"](recipe, before, now, torch.zeros(2, 30, 8))
+    for i in range(2):
+        selected = before.entropies[i].argsort()[:3].tolist()
+        assert weights[i].nonzero()[:, 0].tolist() == sorted(selected)
+        torch.testing.assert_close(answer[i], then[i, selected].softmax(dim=-1).mean(dim=0))
+
+
+@pytest.mark.parametrize("name", READOUTS)
+def test_every_read_out_gives_probabilities_and_weights_that_sum_to_one(name: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    features = torch.nn.functional.normalize(torch.randn(3, 9, 8, generator=generator), dim=-1)
+    recipe = Recipe("mine", readout=name)
+    seen = look(recipe, 5 * torch.randn(3, 9, 4, generator=generator))
+    for total in READOUTS[name](recipe, seen, seen, features):
+        assert (total >= 0).all()
+        torch.testing.assert_close(total.sum(dim=1), torch.ones(3))

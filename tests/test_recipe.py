@@ -1,6 +1,10 @@
-"""What self-ensembling promises, over many shapes and against the paper's equations written out naively."""
+"""What every recipe promises; self-ensembling against the paper's equations; bad input; whatever the caller's mode.
+
+The tuned recipes are compared with their equations in `parity/test_tuning.py`.
+"""
 
 import math
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -9,10 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from models.tiny import TINY_VIT, disturbed
 from usetta import methods
+from usetta.models.clip import CLIP
+from usetta.prompts import ClassPrompts
 from usetta.recipe import Recipe, run
 
 UNTUNED = [name for name in methods.names() if not methods.get(name).tunes]
+PROMPT_TUNED = [name for name in methods.names() if methods.get(name).needs_prompts]
+BLENDS = ["clip", "strong", "average", "uniform", "se"]
+"""Methods whose answer is a weighted mean of the views' probabilities."""
 SHAPES = st.tuples(st.integers(2, 128), st.sampled_from([1, 2, 3, 37, 1000]), st.integers(0, 2**32 - 1))
 
 
@@ -100,7 +110,7 @@ def test_fixed_weights_are_the_other_read_outs(shape: tuple[int, int, int]) -> N
 @given(SHAPES)
 def test_where_the_chosen_views_agree_every_read_out_agrees(shape: tuple[int, int, int]) -> None:
     features, text = episode(*shape)
-    results = {name: run(methods.get(name), features, text, 20.0) for name in UNTUNED}
+    results = {name: run(methods.get(name), features, text, 20.0) for name in BLENDS}
     for i in range(2):
         votes = {results["se"].view_labels[i, v].item() for v in [0, *results["se"].chosen[i].tolist()]}
         if len(votes) == 1:
@@ -141,8 +151,142 @@ def test_bad_input_is_named() -> None:
         ({"gamma": -0.1}, "gamma must be"),
         ({"rho": 0.0}, "rho must be"),
         ({"rescaling": "cubic"}, "rescaling must be one of linear, root, square"),
+        ({"beta": math.nan}, "beta must be"),
+        ({"gamma": math.nan}, "gamma must be"),
+        ({"rho": 1.1}, "rho must be"),
+        ({"steps": 0}, "steps must be at least 1"),
+        ({"lr": -0.1}, "lr must not be negative"),
+        ({"lr": math.nan}, "lr must not be negative, and is nan"),
+        ({"weight_decay": -0.1}, "weight_decay must not be negative"),
+        ({"dispersion": -1.0}, "dispersion must not be negative"),
+        ({"active": -1}, "active must not be negative"),
+        ({"active": 10, "dispersion": 50.0}, "dispersion moves all classes"),
+        ({"select": "few"}, "select must be one of confident, weak\\+strong, all, not 'few'"),
+        ({"tune": "image"}, "tune must be one of nothing, prompt"),
+        ({"loss": "ce"}, "loss must be one of mem, rce, pointwise"),
+        ({"label": "truth"}, "label must be one of se, mean"),
+        ({"readout": "choir"}, "readout must be one of weak, strong, average, uniform, se, selected, reliability"),
+        ({"se_stats": "both"}, "se_stats must be one of pre, post"),
     ],
 )
 def test_settings_out_of_range_are_refused(setting: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Recipe("mine", **setting)
+
+
+@pytest.fixture(scope="module")
+def model() -> CLIP:
+    return disturbed(TINY_VIT)
+
+
+@pytest.fixture(scope="module")
+def zoo(model: CLIP) -> ClassPrompts:
+    return ClassPrompts(model.text, ["cat", "red-breasted merganser", "kite (bird of prey)", "hen"])
+
+
+def test_prompts_or_their_features_are_the_same_where_nothing_is_tuned(zoo: ClassPrompts) -> None:
+    features, _ = episode(24, 1, seed=0, dim=24)
+    for name in UNTUNED:
+        by_prompts, by_features = (run(methods.get(name), features, text, 20.0) for text in (zoo, zoo.features()))
+        assert torch.equal(by_prompts.probs, by_features.probs)
+
+
+@pytest.mark.parametrize("name", BLENDS)
+def test_weights_make_the_answer(name: str) -> None:
+    features, text = episode(64, 37, seed=3, pictures=4)
+    result = run(methods.get(name), features, text, 20.0)
+    torch.testing.assert_close(result.weights.sum(dim=1), torch.ones(4))
+    assert (result.weights >= 0).all()
+    probs = (20.0 * features @ text.T).softmax(dim=-1)
+    torch.testing.assert_close(result.probs, (result.weights[:, :, None] * probs).sum(dim=1))
+    assert torch.equal(result.before, result.probs)
+    assert not result.skipped.any()
+
+
+@pytest.mark.parametrize("name", [*methods.names(), "use:steps=3", "use:active=2", "clip+reliability"])
+def test_no_pictures_give_no_answers(name: str, zoo: ClassPrompts) -> None:
+    result = run(methods.get(name), torch.zeros(0, 64, 24), zoo, 20.0)
+    assert result.probs.shape == result.before.shape == result.weak_probs.shape == (0, 4)
+    assert result.weights.shape == result.entropies.shape == result.view_labels.shape == (0, 64)
+    assert result.chosen.shape == (0, 6)
+    assert result.skipped.shape == result.delta.shape == result.beta.shape == (0,)
+
+
+@pytest.mark.parametrize("name", PROMPT_TUNED)
+def test_tuning_needs_prompts_and_two_views_and_numbers(name: str, zoo: ClassPrompts) -> None:
+    features, _ = episode(8, 1, seed=0, dim=24)
+    recipe = methods.get(name)
+    with pytest.raises(ValueError, match=f"'{name}' tunes the prompt, so it needs ClassPrompts, not their features"):
+        run(recipe, features, zoo.features(), 20.0)
+    with pytest.raises(ValueError, match=f"'{name}' compares views, so it needs at least 2, not 1"):
+        run(recipe, features[:, :1], zoo, 20.0)
+    for bad in (math.nan, math.inf):
+        spoilt = features.clone()
+        spoilt[1, 5, 3] = bad
+        with pytest.raises(ValueError, match="NaN or infinity"):
+            run(recipe, spoilt, zoo, 20.0)
+    with pytest.raises(ValueError, match=r"of one dim, not \(2, 8, 16\) and \(4, 24\)"):
+        run(recipe, features[:, :, :16], zoo, 20.0)
+    torch.testing.assert_close(run(recipe, features[:, :2], zoo, 20.0).probs.sum(dim=1), torch.ones(2))
+
+
+@pytest.mark.parametrize("templates", [["a photo of a {}.", "itap of a {}."], "{}"])
+def test_without_a_context_only_the_other_methods_work(model: CLIP, templates: str | list[str]) -> None:
+    features, _ = episode(8, 1, seed=0, dim=24)
+    prompts = ClassPrompts(model.text, ["cat", "dog", "hen"], templates)
+    for name in (*UNTUNED, "tps", "sts"):
+        assert run(methods.get(name), features, prompts, 20.0).probs.shape == (2, 3)
+    for name in PROMPT_TUNED:
+        with pytest.raises(ValueError, match="there is no context to tune"):
+            run(methods.get(name, skip=False), features, prompts, 20.0)
+
+
+def test_whether_there_is_a_context_does_not_depend_on_the_pictures(model: CLIP) -> None:
+    """Where all views agree USE tunes nothing, but the next picture would stop the run."""
+    ensemble = ClassPrompts(model.text, ["cat", "dog", "hen"], ["a photo of a {}.", "itap of a {}."])
+    agreeing = episode(1, 1, seed=0, dim=24)[0].expand(-1, 8, -1)
+    for features in (agreeing, agreeing[:0]):
+        with pytest.raises(ValueError, match="there is no context to tune"):
+            run(methods.get("use"), features, ensemble, 20.0)
+
+
+@pytest.mark.parametrize(
+    "name", ["se", "use:skip=false", "use:steps=2", "tpt", "c-tpt:steps=2", "r-tpt", "use:active=2"]
+)
+def test_the_caller_s_mode_does_not_matter_and_nothing_is_left_behind(name: str, model: CLIP) -> None:
+    names = ["cat", "red-breasted merganser", "kite (bird of prey)", "hen"]
+    answers = []
+    for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+        with mode():
+            prompts = ClassPrompts(model.text, names)
+            features, _ = episode(24, 1, seed=4, pictures=3, dim=24)
+            result = run(methods.get(name), features, prompts, 20.0)
+        answers.append(result)
+        for field in fields(result):
+            assert not getattr(result, field.name).requires_grad
+            assert not getattr(result, field.name).is_inference()
+        # What was built in one mode serves in every other.
+        again = run(methods.get(name), features, prompts, 20.0)
+        assert torch.equal(again.probs, result.probs)
+    for other in answers[1:]:
+        for field in fields(other):
+            assert torch.equal(getattr(other, field.name), getattr(answers[0], field.name))
+    assert all(parameter.grad is None and not parameter.requires_grad for parameter in model.parameters())
+
+
+def test_features_that_want_a_gradient_get_none(zoo: ClassPrompts) -> None:
+    features = episode(24, 1, seed=4, dim=24)[0].requires_grad_()
+    result = run(methods.get("use:skip=false"), features, zoo, 20.0)
+    assert not result.probs.requires_grad
+    assert features.grad is None
+    assert torch.equal(result.probs, run(methods.get("use:skip=false"), features.detach(), zoo, 20.0).probs)
+
+
+def test_one_picture_leaves_nothing_for_the_next(zoo: ClassPrompts) -> None:
+    features, _ = episode(24, 1, seed=4, pictures=2, dim=24)
+    context, text = zoo.context.clone(), zoo.features().clone()
+    first = run(methods.get("tpt:steps=3"), features[:1], zoo, 20.0).probs
+    run(methods.get("tpt:steps=3"), features[1:], zoo, 20.0)
+    assert torch.equal(run(methods.get("tpt:steps=3"), features[:1], zoo, 20.0).probs, first)
+    assert torch.equal(zoo.context, context)
+    assert torch.equal(zoo.features(), text)

@@ -26,7 +26,7 @@ from usetta.images import ImageError, ImageSource, open_image, picture_id
 from usetta.models import Model, load_model
 from usetta.progress import track
 from usetta.prompts import DEFAULT_TEMPLATE, ClassPrompts
-from usetta.recipe import Recipe, Result, run
+from usetta.recipe import Hidden, Recipe, Result, run
 from usetta.select import confident_strong, keep_count, most_confident
 from usetta.views import ViewRecipe, make_views
 
@@ -142,6 +142,20 @@ class Explanation:
         self.figure(shown).savefig(path)
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """The views of one picture as the image tower sees them."""
+
+    features: torch.Tensor
+    """(N, D)"""
+    hidden: torch.Tensor | None = None
+    """(N, tokens, width): what enters the last blocks of the tower, if that is needed."""
+
+
+_BLENDS = ("weak", "strong", "average", "uniform", "se")
+"""Read-outs that are a weight β of the weak view and 1 − β of others."""
+
+
 class Classifier:
     """Classifies pictures into `classes`, with the conventions of scikit-learn where they fit.
 
@@ -175,7 +189,7 @@ class Classifier:
         if isinstance(context, str | os.PathLike):
             context = load_context(context, self.model)
         self._prompts = ClassPrompts(self.model.text, classes, templates, context)
-        _check_tunable(self.recipe, self._prompts)
+        _check_tunable(self.recipe, self._prompts, self.model)
         self._view_recipe = ViewRecipe(views=views, size=self.model.image_size, augmix=augmix, seed=seed)
 
     @property
@@ -215,32 +229,29 @@ class Classifier:
         """What several methods say about one picture, all from one encoding of its views."""
         found = [methods.get(recipe) for recipe in recipes]
         for recipe in found:
-            _check_tunable(recipe, self._prompts)
+            _check_tunable(recipe, self._prompts, self.model)
         image = open_image(picture)
         pixels = make_views(image, picture_id(image), self._view_recipe)
-        features = self.model.encode_images(pixels)[None]
+        seen = self._encode(pixels, hidden=any(recipe.needs_hidden for recipe in found))
         if pixels.dtype != torch.uint8:
             pixels = (pixels * 255).round().to(torch.uint8)
         shown = pixels.permute(0, 2, 3, 1).numpy()
-        return [
-            Explanation(self._answer([_name(picture)], features, recipe)[0], recipe.name, shown) for recipe in found
-        ]
+        return [Explanation(self._answer([_name(picture)], [seen], recipe)[0], recipe.name, shown) for recipe in found]
 
     def stream(self, pictures: Iterable[ImageSource]) -> Iterator[Prediction | ImageError]:
         """An answer for each picture, in order, as soon as it is known; a bad picture yields its error instead."""
         remaining = iter(pictures)
         while batch := list(islice(remaining, self.batch_size)):
             outcomes: dict[int, Prediction | ImageError] = {}
-            features: dict[int, torch.Tensor] = {}
+            seen: dict[int, _Seen] = {}
             for i, picture in enumerate(batch):
                 try:
-                    features[i] = self._features(picture)
+                    seen[i] = self._look_at(picture)
                 except ImageError as error:
                     outcomes[i] = error
-            if features:
-                sources = [_name(batch[i]) for i in features]
-                answers = self._answer(sources, torch.stack(list(features.values())), self.recipe)
-                outcomes |= zip(features, answers, strict=True)
+            if seen:
+                answers = self._answer([_name(batch[i]) for i in seen], list(seen.values()), self.recipe)
+                outcomes |= zip(seen, answers, strict=True)
             yield from (outcomes[i] for i in range(len(batch)))
 
     def _collect(self, pictures: Iterable[ImageSource], progress: bool | None) -> list[Prediction]:
@@ -252,14 +263,22 @@ class Classifier:
             answers.append(outcome)
         return answers
 
-    def _features(self, picture: ImageSource) -> torch.Tensor:
-        """Features (N, D) of the views of one picture."""
+    def _look_at(self, picture: ImageSource) -> "_Seen":
         image = open_image(picture)
         recipe = replace(self._view_recipe, views=1) if self.recipe.weak_only else self._view_recipe
-        return self.model.encode_images(make_views(image, picture_id(image), recipe))
+        return self._encode(make_views(image, picture_id(image), recipe), hidden=self.recipe.needs_hidden)
 
-    def _answer(self, sources: list[str], features: torch.Tensor, recipe: Recipe) -> list[Prediction]:
-        result = run(recipe, features, self._prompts, self.model.logit_scale)
+    def _encode(self, pixels: torch.Tensor, *, hidden: bool) -> "_Seen":
+        if not hidden:
+            return _Seen(self.model.encode_images(pixels))
+        states = self.model.hidden_states(pixels)
+        return _Seen(self.model.tail().encode(states), states)
+
+    def _answer(self, sources: list[str], seen: list["_Seen"], recipe: Recipe) -> list[Prediction]:
+        features = torch.stack([each.features for each in seen])
+        states = [each.hidden for each in seen if each.hidden is not None]
+        hidden = Hidden(self.model.tail(), states) if recipe.needs_hidden else None
+        result = run(recipe, features, self._prompts, self.model.logit_scale, hidden=hidden)
         if not torch.isfinite(result.probs).all():
             raise ValueError(f"method '{recipe.name}' tuned until nothing but NaN was left; its settings are too large")
         return [self._prediction(source, recipe, result, i) for i, source in enumerate(sources)]
@@ -279,23 +298,27 @@ class Classifier:
             view_labels=tuple(self.classes[c] for c in result.view_labels[i].tolist()),
             chosen=tuple(result.chosen[i].tolist()),
             delta=None if np.isnan(delta) else delta,
-            beta=None if recipe.readout == "reliability" else float(result.weights[i, 0]),
+            beta=float(result.weights[i, 0]) if recipe.readout in _BLENDS else None,
             weights=result.weights[i].cpu().numpy(),
         )
 
 
 def _tuned_on(recipe: Recipe, entropies: torch.Tensor) -> tuple[int, ...]:
     """The views that the loss of `recipe` looks at first, from the entropies (N,) before tuning."""
+    if recipe.select == "all":
+        return tuple(range(len(entropies)))
     if recipe.select == "confident":
         return tuple(most_confident(entropies, keep_count(len(entropies), recipe.rho)).tolist())
     return 0, *confident_strong(entropies[None], recipe.rho)[0].tolist()
 
 
-def _check_tunable(recipe: Recipe, prompts: ClassPrompts) -> None:
+def _check_tunable(recipe: Recipe, prompts: ClassPrompts, model: Model) -> None:
     """Tell that there is nothing to tune before any picture is read."""
-    if recipe.tune == "prompt" and not len(prompts.context):
+    if recipe.needs_hidden:
+        model.tail()
+    if recipe.needs_prompts:
         try:
-            prompts.encode(prompts.context[None])
+            prompts.check_tunable()
         except ValueError as error:
             hint = f"give one template with words before the name, such as {DEFAULT_TEMPLATE!r}"
             raise ValueError(f"method '{recipe.name}' tunes the prompt, but {error}; {hint}") from error

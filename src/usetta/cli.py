@@ -163,7 +163,8 @@ def ls_methods(as_json: AsJson = False) -> None:
     rows = [{"name": name, "description": methods.get(name).description} for name in methods.names()]
     _print_rows(rows, as_json)
     if not as_json:
-        _say(f"another read-out: tpt+se (of {', '.join(READOUTS)})")
+        _say("another read-out: tpt+se, of")
+        _say(f"  {', '.join(READOUTS)}")
         _say("other settings: use:steps=4:gamma=0.2")
 
 

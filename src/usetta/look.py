@@ -1,4 +1,9 @@
-"""How the views of a picture look to the current text features: what selection and read-out are decided by."""
+"""How the views of a picture look to the current text features: what selection and read-out are decided by.
+
+Two classes may have the same name (ImageNet has two pairs), hence the same text features, and then the same logits: but
+a matrix product gives them only up to rounding. `even` takes that away, so that such classes share all there is, count
+as one choice of a view, and the first of them is the answer.
+"""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -7,6 +12,7 @@ import torch
 from torch import Tensor
 
 from usetta.readout import entropy_rank, weak_weight
+from usetta.remember import per_tensor
 from usetta.select import confident_strong, entropy
 
 if TYPE_CHECKING:
@@ -51,3 +57,19 @@ def look(recipe: "Recipe", logits: Tensor) -> Look:
     else:
         beta = torch.full_like(delta, 1 / (1 + chosen.shape[1]) if recipe.beta == UNIFORM else float(recipe.beta))
     return Look(logits, entropies, chosen, delta, beta)
+
+
+def even(values: Tensor, text: Tensor) -> Tensor:
+    """`values` (..., C), where classes whose features `text` (C, D) are the very same have the value of the first."""
+    first = _first_of_the_same(text)
+    return values if first is None else values[..., first]
+
+
+@per_tensor
+def _first_of_the_same(text: Tensor) -> Tensor | None:
+    """For each row of `text` the first that equals it (C,); None if all differ."""
+    distinct, places = torch.unique(text, dim=0, return_inverse=True)
+    if len(distinct) == len(text):
+        return None
+    rows = torch.arange(len(text), device=text.device)
+    return rows.new_full((len(distinct),), len(text)).scatter_reduce_(0, places, rows, "amin")[places]

@@ -3,13 +3,19 @@
     L_MEM = H(p̄)                the marginal entropy of the mean prediction p̄         (TPT)
     L_RCE = −Σ_c p̄_c log q_c    the reverse cross-entropy to a pseudo-label q           (USE, paper, Eq. 8)
     L_PE  = mean_i H(p_i)        the mean of the views' own entropies                    (R-TPT)
+    L_CWE = mean_i w_i H(p_i)    the same with weights w_i = exp(0.4 − H(p_i)), constants (TTL)
+    L_R   = mean_ik r̃_ik CE(z_i, c_ik)    the k-th best class of view i counts by its reward (RLCF)
 
 With q = p̄, held constant, the first two have the same gradient: they differ in what the views are pulled towards.
 No loss is ever NaN: logarithms are bounded below, where what they are multiplied with has long vanished.
+
+A loss is a function of `LOSSES`: of logits (B, k, C) and the pseudo-label (B, C), to values (B,); one more entry there
+is one more choice of a recipe. RLCF's is not among them, because it is told rewards (B, k, C) instead.
 """
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -37,7 +43,44 @@ def pointwise_entropy(logits: Tensor, _pseudo_label: Tensor | None = None) -> Te
     return entropy(logits).mean(dim=1)
 
 
-LOSSES: dict[str, Loss] = {"mem": marginal_entropy, "rce": reverse_cross_entropy, "pointwise": pointwise_entropy}
+def weighted_entropy(logits: Tensor, _pseudo_label: Tensor | None = None) -> Tensor:
+    """Mean over views (B,) of their entropies, each weighted by its certainty, from logits (B, k, C)."""
+    entropies = entropy(logits)
+    return ((0.4 - entropies.detach()).exp() * entropies).mean(dim=1)
+
+
+LOSSES: dict[str, Loss] = {
+    "mem": marginal_entropy,
+    "rce": reverse_cross_entropy,
+    "pointwise": pointwise_entropy,
+    "weighted": weighted_entropy,
+}
+
+
+def reward_loss(logits: Tensor, rewards: Tensor) -> Tensor:
+    """Mean (B,) over views and their three best classes of reward times cross-entropy, from logits (B, k, C).
+
+    `rewards` (B, k, C) are constants, and count by how much they differ from their mean over the three classes.
+    """
+    best = logits.topk(min(3, logits.shape[-1]), dim=-1).indices
+    reward = rewards.detach().gather(-1, best)
+    advantage = reward - reward.mean(dim=-1, keepdim=True)
+    return (-advantage * logits.log_softmax(dim=-1).gather(-1, best)).mean(dim=(1, 2))
+
+
+@dataclass(frozen=True)
+class Reward:
+    """What a reward model says about views and classes: RLCF's judge, any model that saw the same views."""
+
+    features: Tensor
+    """(B, N, D'): of the views, of unit length."""
+    text: Tensor
+    """(C, D'): of the classes in their hard prompt, of unit length."""
+
+    def scores(self, pictures: Tensor, views: Tensor) -> Tensor:
+        """The CLIP score (A, k, C), max(0, 2.5 cos), of some `pictures` (A,) and some `views` (A, k) of each."""
+        seen = torch.take_along_dim(self.features[pictures], views[:, :, None], dim=1)
+        return (2.5 * seen @ self.text.T).clamp(min=0)
 
 
 def dispersion(text: Tensor) -> Tensor:

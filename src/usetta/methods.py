@@ -4,13 +4,18 @@
     tpt+se                 its adaptation with another read-out
     use:steps=4:gamma=0.2  with settings of your own
 
-So every row of the paper's tables has a name: the ablation is `clip`, `uniform`, `se`, `mem`, `mem+uniform`,
-`mem+se`, `rce`, `rce+uniform`, `rce+se` (which is `use`), the plug-ins are `tpt+se`, `c-tpt+se`, `r-tpt+se`, and
-marginal entropy against reverse cross-entropy is `tpt` against `tpt-rce`.
+So every row of the paper's tables has a name: the methods have their own, the ablation is `clip`, `uniform`, `se`,
+`mem`, `mem+uniform`, `mem+se`, `rce`, `rce+uniform`, `rce+se` (which is `use`), the plug-ins are `tpt+se`, `c-tpt+se`,
+`r-tpt+se`, `sts+se`, and marginal entropy against reverse cross-entropy is `tpt` against `tpt-rce`. A method that tunes
+nothing is nothing but its read-out, so `+` goes with `clip` there: `clip+vote` is `zero`, and `zero+se` is an error.
+
+A recipe of one's own joins by `register`; a loss or a read-out of its own is an entry of `losses.LOSSES` or
+`readout.READOUTS` first.
 """
 
 import difflib
-from dataclasses import fields, replace
+import re
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_args
 
 from usetta.recipe import READOUTS, Recipe
@@ -39,6 +44,8 @@ _METHODS: dict[str, Recipe] = {
         Recipe("average", "half the weak view, half the most certain strong views", readout="average"),
         Recipe("uniform", "the plain mean of the weak view and the most certain strong views", readout="uniform"),
         Recipe("se", "self-ensembling: the weak view counts more where it is more certain than others"),
+        Recipe("mta", "mean shift: the mode of all views' features, robust against odd ones", readout="mode"),
+        Recipe("zero", "the majority vote of the 30 % most certain views", readout="vote"),
         _TPT,
         replace(
             _TPT,
@@ -60,27 +67,82 @@ _METHODS: dict[str, Recipe] = {
             loss="pointwise",
             readout="reliability",
         ),
+        replace(
+            _TPT,
+            name="rlcf",
+            description="tunes the prompt in three steps by rewards, CLIP scores of each certain view's best classes; "
+            "answers from the weak view",
+            loss="reward",
+            steps=3,
+            lr=7e-3,
+            weight_decay=5e-4,
+        ),
+        replace(
+            _TPT,
+            name="ttl",
+            description="tunes the image tower (low-rank) until every view is certain; answers from the weak view",
+            select="all",
+            tune="lora",
+            loss="weighted",
+        ),
+        replace(
+            _TPT,
+            name="tps",
+            description="tunes a shift of each class's text features (marginal entropy); answers from the weak view",
+            tune="shift",
+            lr=1e-3,
+        ),
+        replace(
+            _TPT,
+            name="sts",
+            description="tunes a shift that all classes share, along the main directions of the text features; "
+            "answers by the mean of the most certain views",
+            tune="spectrum",
+            readout="selected",
+        ),
         replace(_USE, name="rce", description="USE's tuning (ablation); answers from the weak view", readout="weak"),
         _USE,
     )
 }
 _ALIASES = {"mem": "tpt", "zero-shot": "clip"}
 
-FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
-    "imagenet": {"c-tpt": {"dispersion": 20.0}},
-    "fine-grained": {"c-tpt": {"dispersion": 50.0}},
+
+@dataclass(frozen=True)
+class Family:
+    """What the paper's experiments do alike on a family of data sets, and differently on the others."""
+
+    augmix: bool
+    """Whether strong views are made with AugMix, and not only cropped and flipped."""
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Settings of methods, by name, where the family decides them."""
+
+
+FAMILIES: dict[str, Family] = {
+    "imagenet": Family(augmix=False, settings={"c-tpt": {"dispersion": 20.0}, "tps": {"lr": 5e-3}}),
+    "fine-grained": Family(augmix=True, settings={"c-tpt": {"dispersion": 50.0}, "tps": {"lr": 1e-3}}),
 }
-"""Settings of methods on a family of data sets, where that decides; a folder of one's own counts as fine-grained."""
+"""ImageNet and its four variants, and the rest; a folder of one's own counts as fine-grained."""
 
 
 _SETTINGS: dict[str, Any] = {
-    field.name: field.type for field in fields(Recipe) if field.name not in ("name", "description")
+    each.name: each.type for each in fields(Recipe) if each.name not in ("name", "description")
 }
 
 
 def names() -> list[str]:
     """Names of the methods that have one of their own."""
     return list(_METHODS)
+
+
+def register(recipe: Recipe) -> None:
+    """Give a recipe of your own a place among the named ones, for the rest of this process."""
+    if recipe.name in _METHODS or recipe.name in _ALIASES:
+        raise ValueError(f"there is a method {recipe.name!r} already")
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?", recipe.name):
+        raise ValueError(
+            f"a method's name has small letters and digits, with '.', '_' or '-' between them, unlike {recipe.name!r}"
+        )
+    _METHODS[recipe.name] = recipe
 
 
 def get(method: str | Recipe, *, family: str = "fine-grained", **settings: Any) -> Recipe:
@@ -95,7 +157,7 @@ def get(method: str | Recipe, *, family: str = "fine-grained", **settings: Any) 
     head, *assignments = method.strip().lower().split(":")
     head, plus, readout = head.partition("+")
     recipe = _find(_ALIASES.get(head, head))
-    recipe = replace(recipe, **FAMILIES[family].get(recipe.name, {}))
+    recipe = replace(recipe, **FAMILIES[family].settings.get(recipe.name, {}))
     if plus:
         recipe = _read_out_by(recipe, readout)
     return _with(recipe, dict(map(_assignment, assignments)) | settings)
@@ -105,6 +167,10 @@ def _read_out_by(recipe: Recipe, readout: str) -> Recipe:
     if readout not in READOUTS:
         raise ValueError(f"unknown read-out {readout!r}{_did_you_mean(readout, READOUTS)}")
     other = replace(recipe, readout=readout)
+    if not recipe.tunes and recipe.name != "clip" and other != recipe:
+        raise ValueError(
+            f"'{recipe.name}' tunes nothing, so it is nothing but its read-out; 'clip+{readout}' is that one alone"
+        )
     for known in _METHODS.values():
         if replace(other, name=known.name, description=known.description) == known:
             return known

@@ -90,10 +90,11 @@ class ClassPrompts:
         _check_classes(classes)
         _check_templates(templates)
         names = [name.replace("_", " ") for name in classes]
-        filled = [_Template(tower, template, names) for template in templates]
+        with torch.inference_mode(False):  # indices made in it could not take part in a backward pass
+            filled = [_Template(tower, template, names) for template in templates]
         self._fixed = filled[0].fixed if len(filled) == 1 else "an ensemble of templates has no single context"
         if context is not None:
-            self._check_tunable()
+            self.check_tunable()
             filled[0].replace(context)
         self.context = filled[0].context if not self._fixed else filled[0].context[:0]
         """Where tuning starts: (n, W), in float32 or float64; empty if there is nothing to tune."""
@@ -116,7 +117,7 @@ class ClassPrompts:
 
         With `classes` (K,), positions in the list, `grad` (B, K, D) is about those alone, and no graph is kept.
         """
-        self._check_tunable()
+        self.check_tunable()
         some = self._templates[0] if classes is None else self._templates[0].pick(classes)
         expected = len(self.features() if classes is None else classes), self.features().shape[1]
         if grad.ndim != 3 or tuple(grad.shape[1:]) != expected:
@@ -128,7 +129,7 @@ class ClassPrompts:
 
         With `classes` (K,), positions in the list, only those: (B, K, D).
         """
-        self._check_tunable()
+        self.check_tunable()
         n, width = self.context.shape
         if contexts.ndim != 3 or tuple(contexts.shape[1:]) != (n, width):
             raise ValueError(f"contexts must be of shape (B, {n}, {width}), got {tuple(contexts.shape)}")
@@ -137,7 +138,8 @@ class ClassPrompts:
             return self.features()[: len(some)].expand(0, -1, -1)
         return some.encode(contexts.to(self.context.device))
 
-    def _check_tunable(self) -> None:
+    def check_tunable(self) -> None:
+        """Raise ValueError if there is no context to tune."""
         if self._fixed:
             raise ValueError(f"there is no context to tune: {self._fixed}")
 

@@ -1,17 +1,29 @@
-"""How do views become one answer? Every rule of this file is a set of weights over the views.
+"""How do views become one answer? Most rules of this file are a set of weights over the views.
 
     q = β · p_weak + (1 − β) · mean of the chosen strong views        (paper, Eq. 7)
 
 Zero-shot CLIP is β = 1, the mean of the strong views β = 0, the plain average β = 1/2, the uniform mean over
 S = {weak} ∪ chosen is β = 1/|S|, and self-ensembling (SE) sets β for each picture by how the weak view's entropy
-ranks among the strong ones. R-TPT weighs all views by how close they are to their nearest neighbours, and averages
-logits where the others average probabilities.
+ranks among the strong ones. STS averages the views that were most certain before it tuned. R-TPT weighs all views by
+how close they are to their nearest neighbours, and averages logits where the others average probabilities. ZERO's vote
+and MTA's mode have files of their own.
+
+A read-out is a function of `READOUTS`; one more entry there is one more name in the grammar of methods.
 """
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+from usetta.mode import mode_of_views
+from usetta.select import keep_count, most_confident
+from usetta.vote import votes_of_views
+
+if TYPE_CHECKING:
+    from usetta.look import Look
+    from usetta.recipe import Recipe
 
 RESCALINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "linear": lambda x: x,
@@ -57,3 +69,62 @@ def reliability_weights(features: Tensor, neighbours: int = 20, temperature: flo
 def mean_of_views(values: Tensor, weights: Tensor) -> Tensor:
     """The weighted sum (B, C) over views of `values` (B, N, C): probabilities or logits."""
     return (weights[:, None] @ values)[:, 0]
+
+
+def _blend(beta: Tensor, now: "Look") -> tuple[Tensor, Tensor]:
+    """The answer (B, C) that gives the weak view β (B,), and the weights (B, N) of the views in it."""
+    weights = blend_weights(beta, now.chosen, now.logits.shape[1])
+    return mean_of_views(now.logits.softmax(dim=-1), weights), weights
+
+
+def _fixed(beta: Callable[[int], float]) -> "ReadOut":
+    """The read-out whose β depends on nothing but how many strong views are chosen."""
+
+    def read_out(_recipe: "Recipe", _before: "Look", now: "Look", _features: Tensor) -> tuple[Tensor, Tensor]:
+        return _blend(torch.full_like(now.beta, beta(now.chosen.shape[1])), now)
+
+    return read_out
+
+
+def _self_ensemble(_recipe: "Recipe", _before: "Look", now: "Look", _features: Tensor) -> tuple[Tensor, Tensor]:
+    return _blend(now.beta, now)
+
+
+def _selected(recipe: "Recipe", before: "Look", now: "Look", _features: Tensor) -> tuple[Tensor, Tensor]:
+    k = keep_count(before.entropies.shape[1], recipe.rho)
+    selected = most_confident(before.entropies, k)
+    weights = torch.zeros_like(before.entropies).scatter_(1, selected, 1 / k)
+    return mean_of_views(now.logits.softmax(dim=-1), weights), weights
+
+
+def _reliability(_recipe: "Recipe", _before: "Look", now: "Look", features: Tensor) -> tuple[Tensor, Tensor]:
+    weights = reliability_weights(features)
+    return mean_of_views(now.logits, weights).softmax(dim=-1), weights
+
+
+def _vote(recipe: "Recipe", _before: "Look", now: "Look", _features: Tensor) -> tuple[Tensor, Tensor]:
+    return votes_of_views(now.logits, now.entropies, recipe.voters)
+
+
+def _mode(_recipe: "Recipe", _before: "Look", now: "Look", features: Tensor) -> tuple[Tensor, Tensor]:
+    inlierness, coefficients = mode_of_views(features, now.logits.softmax(dim=-1))
+    return mean_of_views(now.logits, coefficients).softmax(dim=-1), inlierness
+
+
+ReadOut = Callable[["Recipe", "Look", "Look", Tensor], tuple[Tensor, Tensor]]
+"""(recipe, how the views looked before tuning, how they look now, their features (B, N, D)) → the answer (B, C), which
+are probabilities, and the weight of each view in it (B, N)."""
+
+READOUTS: dict[str, ReadOut] = {
+    "weak": _fixed(lambda _k: 1.0),
+    "strong": _fixed(lambda _k: 0.0),
+    "average": _fixed(lambda _k: 0.5),
+    "uniform": _fixed(lambda k: 1 / (1 + k)),
+    "se": _self_ensemble,
+    "selected": _selected,
+    "reliability": _reliability,
+    "vote": _vote,
+    "mode": _mode,
+}
+"""Read-outs by name. `average` gives half to the weak view and half to the chosen strong ones; `selected` is the mean
+of the views, the weak one included, that were most certain before anything was tuned."""

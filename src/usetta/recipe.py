@@ -1,41 +1,46 @@
 """A method is a recipe: a frozen choice on four axes, run on features of views that were encoded once.
 
-    select     which views count?                the most certain of all · the weak one and the most certain strong ones
-    tune       what may change?                  nothing · the context of the prompt
+    select     which views count?                the most certain · the weak one and the most certain strong ones · all
+    tune       what may change?                  nothing · see `tune`
     loss       towards what?                     see `losses`
     read out   how do views become one answer?   see `readout`
 
 `run` is the only way from features to an answer, for one picture or a batch, so every method is batched and none
-touches a picture or the image tower. What a run saw on the way (entropies, chosen views, δ, β, whether a picture was
-skipped, its answer before tuning) comes back with it.
+touches a picture. One kind of tuning reaches into the image tower, and asks for the hidden states of its last blocks.
+What a run saw on the way (entropies, chosen views, δ, β, whether a picture was skipped, its answer before tuning) comes
+back with it.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
-from usetta.look import ADAPTIVE, UNIFORM, Look, look
-from usetta.losses import LOSSES
+from usetta.look import ADAPTIVE, UNIFORM, even, look
+from usetta.losses import LOSSES, Reward
 from usetta.prompts import ClassPrompts
-from usetta.readout import RESCALINGS, blend_weights, mean_of_views, reliability_weights
-from usetta.tune.steps import tune
+from usetta.readout import READOUTS, RESCALINGS
+from usetta.tune.lora import Hidden, tune_images
+from usetta.tune.steps import TUNERS, tune
 
-READOUTS = ("weak", "strong", "average", "uniform", "se", "reliability")
-"""Read-outs by name; `average` gives half to the weak view and half to the chosen strong ones."""
-
-_CHOICES = {
-    "select": ("confident", "weak+strong"),
-    "tune": ("nothing", "prompt"),
-    "loss": tuple(LOSSES),
-    "label": ("se", "mean"),
-    "readout": READOUTS,
-    "se_stats": ("pre", "post"),
-    "rescaling": tuple(RESCALINGS),
-}
+__all__ = ["LOSSES", "READOUTS", "Hidden", "Recipe", "Result", "Reward", "run"]
 
 _MEMORY = 512 * 2**20
 """Bytes that the tensors of one run may take; a larger batch of pictures goes through in parts."""
+
+
+def _choices() -> dict[str, Collection[str]]:
+    """What some settings may be, as of now: losses and read-outs can be added."""
+    return {
+        "select": ("confident", "weak+strong", "all"),
+        "tune": ("nothing", *TUNERS, "lora"),
+        "loss": (*LOSSES, "reward"),
+        "label": ("se", "mean"),
+        "readout": READOUTS,
+        "se_stats": ("pre", "post"),
+        "rescaling": RESCALINGS,
+    }
 
 
 @dataclass(frozen=True)
@@ -45,15 +50,19 @@ class Recipe:
     name: str
     description: str = ""
     select: str = "weak+strong"
-    """Views the loss looks at: the weak and the most certain strong ones, or `confident`, the most certain of all."""
+    """Views the loss looks at: the weak and the most certain strong ones, `confident`, the most certain, or `all`."""
     tune: str = "nothing"
-    """What may change: `nothing`, or the context of the `prompt`."""
+    """What may change: `nothing`, the context of the `prompt`, a `shift` of each class's text features, their
+    `spectrum` (a shift along the main directions, which all classes share), or `lora` weights in the image tower."""
     loss: str = "rce"
-    """`mem` (marginal entropy), `rce` (reverse cross-entropy) or `pointwise` (mean entropy); unused without tuning."""
+    """`mem` (marginal entropy), `rce` (reverse cross-entropy), `pointwise` (mean entropy), `weighted` (the same by
+    certainty) or `reward` (CLIP scores of the best classes); unused without tuning."""
     label: str = "se"
     """The pseudo-label of `rce`: the `se` blend, or the `mean` prediction of the views that the loss looks at."""
     dispersion: float = 0.0
     """C-TPT's λ: how much the spread of the text features is worth."""
+    penalty: float = 0.0
+    """STS's λ: how much a long shift costs. It makes no difference to the first step, which starts from none."""
     steps: int = 1
     lr: float = 5e-3
     weight_decay: float = 0.01
@@ -69,14 +78,18 @@ class Recipe:
     """Width of the adaptive β around 1/2."""
     rho: float = 0.1
     """Share of the views that is kept."""
+    voters: float = 0.3
+    """Share of the views that vote, if that is how they are read out."""
     rescaling: str = "linear"
     """How δ becomes β: `linear` (the paper), `root` or `square`."""
     active: int = 0
-    """Tune only as many classes, the most probable ones of each picture, and leave the others' share as it was. An
+    """Tune only as many classes, the most probable ones of each picture, and let the others move with them. An
     approximation for long class lists, so 0 (all classes) unless chosen."""
+    seed: int = 0
+    """Of the random half of LoRA's initial weights."""
 
     def __post_init__(self) -> None:
-        for axis, choices in _CHOICES.items():
+        for axis, choices in _choices().items():
             if getattr(self, axis) not in choices:
                 raise ValueError(f"{axis} must be one of {', '.join(choices)}, not {getattr(self, axis)!r}")
         beta_is_fine = self.beta in (ADAPTIVE, UNIFORM) if isinstance(self.beta, str) else 0 <= self.beta <= 1
@@ -84,20 +97,35 @@ class Recipe:
             raise ValueError(f"beta must be '{ADAPTIVE}', '{UNIFORM}' or a number in 0..1, not {self.beta!r}")
         if not 0 <= self.gamma <= 1:
             raise ValueError(f"gamma must be in 0..1, not {self.gamma!r}")
-        if not 0 < self.rho <= 1:
-            raise ValueError(f"rho must be above 0 and at most 1, not {self.rho!r}")
+        for share in ("rho", "voters"):
+            if not 0 < getattr(self, share) <= 1:
+                raise ValueError(f"{share} must be above 0 and at most 1, not {getattr(self, share)!r}")
         if self.steps < 1:
             raise ValueError(f"steps must be at least 1, not {self.steps!r}")
-        for setting in ("lr", "weight_decay", "dispersion", "active"):
+        for setting in ("lr", "weight_decay", "dispersion", "penalty", "active", "seed"):
             if not getattr(self, setting) >= 0:
                 raise ValueError(f"{setting} must not be negative, and is {getattr(self, setting)!r}")
         if self.active and self.dispersion:
             raise ValueError("dispersion moves all classes, so it cannot be tuned on the active ones alone")
+        if self.tune == "lora" and (self.active or self.dispersion):
+            raise ValueError("active and dispersion are about text features, which do not move with tune=lora")
+        if self.penalty and self.tune != "spectrum":
+            raise ValueError(f"penalty is about the shift of tune=spectrum, and there is none with tune={self.tune}")
 
     @property
     def tunes(self) -> bool:
-        """Whether anything is tuned, so that class prompts are needed and not only their features."""
+        """Whether anything is tuned."""
         return self.tune != "nothing"
+
+    @property
+    def needs_prompts(self) -> bool:
+        """Whether class prompts are needed, and not only their features."""
+        return self.tune == "prompt"
+
+    @property
+    def needs_hidden(self) -> bool:
+        """Whether hidden states of the image tower are needed, and not only features."""
+        return self.tune == "lora"
 
     @property
     def weak_only(self) -> bool:
@@ -131,33 +159,66 @@ class Result:
     """(B, N): the weight of each view in the answer."""
 
 
-def run(recipe: Recipe, features: Tensor, text: Tensor | ClassPrompts, logit_scale: float) -> Result:
+def run(
+    recipe: Recipe,
+    features: Tensor,
+    text: Tensor | ClassPrompts,
+    logit_scale: float,
+    *,
+    reward: Reward | None = None,
+    hidden: Hidden | None = None,
+) -> Result:
     """Answers for features (B, N, D) of views, weak view first, all of unit length.
 
-    `text`: the prompts of the classes, or, for recipes that tune nothing, their features (C, D).
+    `text`: the prompts of the classes, or, for recipes that tune no prompt, their features (C, D).
+    `reward`: who judges views and classes, for the loss `reward`; otherwise the model judges itself, by `features` and
+    `text` as they are given. A learned context in `text` calls for a judge with the words of the hard prompt.
+    `hidden`: the last blocks of the image tower and what enters them, for recipes that tune `lora`.
     """
     with torch.inference_mode(False), torch.no_grad():
-        classes = text.features() if isinstance(text, ClassPrompts) else text
+        classes = _at_least_single(text.features() if isinstance(text, ClassPrompts) else text)
+        features = _at_least_single(features)
         _check(recipe, features, text, classes)
-        per_picture = len(classes) * (4 * features.shape[1] + (4 * features.shape[2] if recipe.tunes else 0))
+        _check_extras(recipe, features, classes, reward, hidden)
+        copies = TUNERS[recipe.tune].copies if recipe.tune in TUNERS else 0
+        per_picture = len(classes) * (4 * features.shape[1] + copies * features.shape[2])
         at_once = max(1, _MEMORY // (per_picture * features.element_size()))
-        parts = [_run(recipe, some, text, classes, logit_scale) for some in torch.split(features, at_once)]
+        parts = []
+        for first in range(0, max(1, len(features)), at_once):
+            some = slice(first, first + at_once)
+            judge = reward and Reward(reward.features[some], reward.text)
+            inside = hidden and Hidden(hidden.tail, hidden.states[some])
+            parts.append(_run(recipe, features[some], text, classes, logit_scale, judge, inside))
         if len(parts) == 1:
             return parts[0]
         return Result(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Result)))
 
 
-def _run(recipe: Recipe, features: Tensor, text: Tensor | ClassPrompts, classes: Tensor, logit_scale: float) -> Result:
-    first = look(recipe, logit_scale * (features @ classes.T))
-    before, weights = _read_out(recipe, first, features)
+def _run(
+    recipe: Recipe,
+    features: Tensor,
+    text: Tensor | ClassPrompts,
+    classes: Tensor,
+    logit_scale: float,
+    reward: Reward | None,
+    hidden: Hidden | None,
+) -> Result:
+    read_out = READOUTS[recipe.readout]
+    first = look(recipe, even(logit_scale * (features @ classes.T), classes))
+    before, weights = read_out(recipe, first, first, features)
     last, answer, skipped = first, before, torch.zeros(len(features), dtype=torch.bool, device=features.device)
-    if isinstance(text, ClassPrompts) and recipe.tunes and len(features):
-        last, skipped = tune(recipe, first, features, text, logit_scale)
-        answer, weights = _read_out(recipe, last, features)
+    if recipe.tunes and len(features):
+        if recipe.needs_hidden:
+            assert hidden is not None
+            last, features, skipped = tune_images(recipe, first, features, classes, logit_scale, hidden, reward)
+        else:
+            prototypes = text if isinstance(text, ClassPrompts) else classes
+            last, skipped = tune(recipe, first, features, prototypes, logit_scale, reward)
+        answer, weights = read_out(recipe, first, last, features)
     return Result(
-        probs=answer,
-        weak_probs=first.logits[:, 0].softmax(dim=-1),
-        before=before,
+        probs=even(answer, classes),
+        weak_probs=even(first.logits[:, 0].softmax(dim=-1), classes),
+        before=even(before, classes),
         skipped=skipped,
         entropies=first.entropies,
         view_labels=first.logits.argmax(dim=-1),
@@ -168,15 +229,9 @@ def _run(recipe: Recipe, features: Tensor, text: Tensor | ClassPrompts, classes:
     )
 
 
-def _read_out(recipe: Recipe, seen: Look, features: Tensor) -> tuple[Tensor, Tensor]:
-    """The answer (B, C) and the weight of each view in it (B, N)."""
-    if recipe.readout == "reliability":
-        weights = reliability_weights(features)
-        return mean_of_views(seen.logits, weights).softmax(dim=-1), weights
-    fixed = {"weak": 1.0, "strong": 0.0, "average": 0.5, "uniform": 1 / (1 + seen.chosen.shape[1])}
-    beta = seen.beta if recipe.readout == "se" else torch.full_like(seen.beta, fixed[recipe.readout])
-    weights = blend_weights(beta, seen.chosen, seen.logits.shape[1])
-    return mean_of_views(seen.logits.softmax(dim=-1), weights), weights
+def _at_least_single(features: Tensor) -> Tensor:
+    """Features in single precision or better: entropies and optimisers are not worth much in half."""
+    return features.to(torch.promote_types(features.dtype, torch.float32))
 
 
 def _check(recipe: Recipe, features: Tensor, text: Tensor | ClassPrompts, classes: Tensor) -> None:
@@ -189,7 +244,26 @@ def _check(recipe: Recipe, features: Tensor, text: Tensor | ClassPrompts, classe
         raise ValueError("there must be at least one view and one class")
     if features.shape[1] == 1 and not recipe.weak_only:
         raise ValueError(f"method '{recipe.name}' compares views, so it needs at least 2, not 1")
-    if recipe.tunes and not isinstance(text, ClassPrompts):
-        raise ValueError(f"method '{recipe.name}' tunes the prompt, so it needs ClassPrompts, not their features")
+    if recipe.needs_prompts:
+        if not isinstance(text, ClassPrompts):
+            raise ValueError(f"method '{recipe.name}' tunes the prompt, so it needs ClassPrompts, not their features")
+        text.check_tunable()  # here, so that it does not depend on whether a picture is skipped
     if not (torch.isfinite(features).all() and torch.isfinite(classes).all()):
         raise ValueError("features contain NaN or infinity")
+
+
+def _check_extras(
+    recipe: Recipe, features: Tensor, classes: Tensor, reward: Reward | None, hidden: Hidden | None
+) -> None:
+    if reward and (reward.features.shape[:2] != features.shape[:2] or len(reward.text) != len(classes)):
+        raise ValueError(
+            f"the reward model must have seen the same {tuple(features.shape[:2])} views and {len(classes)} classes, "
+            f"not {tuple(reward.features.shape[:2])} and {len(reward.text)}"
+        )
+    if recipe.needs_hidden and not hidden and len(features):
+        raise ValueError(
+            f"method '{recipe.name}' tunes the image tower, so it needs the hidden states of its last blocks: "
+            "Hidden(model.tail(), [model.hidden_states(pixels), ...])"
+        )
+    if recipe.needs_hidden and hidden and len(hidden.states) != len(features):
+        raise ValueError(f"there are hidden states of {len(hidden.states)} pictures and features of {len(features)}")

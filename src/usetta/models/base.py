@@ -15,6 +15,8 @@ if TYPE_CHECKING:  # so that names and errors of models can be had without the s
 
     from torch import Tensor
 
+    from usetta.models.clip import Tail
+
 
 class ModelError(Exception):
     """A model could not be found, downloaded or loaded; the message says what and why."""
@@ -65,6 +67,14 @@ class Model(Protocol):
 
     def encode_images(self, pixels: Tensor) -> Tensor:
         """Unit-length features (n, D) of pixels (n, 3, S, S): uint8 in 0..255 or float in 0..1, not normalised."""
+        ...
+
+    def hidden_states(self, pixels: Tensor) -> Tensor:
+        """What enters the last blocks of the image tower (n, tokens, width); ValueError if it has no such blocks."""
+        ...
+
+    def tail(self) -> Tail:
+        """Those blocks, from hidden states to features; ValueError if there are none."""
         ...
 
     @property

@@ -85,10 +85,13 @@ def read_state(path: Path) -> State:
         return _unwrap(torch.load(path, map_location="cpu", weights_only=True), path)
     except SafetensorError as error:
         raise ModelError(f"{path} is damaged, perhaps cut off while downloading ({error})") from None
-    except pickle.UnpicklingError as error:
-        reason = str(error).splitlines()[0]
-        raise ModelError(f"{path} cannot be read as a plain file of tensors ({reason})") from None
-    except (RuntimeError, EOFError, ValueError, OSError) as error:
+    except pickle.UnpicklingError:  # its message advises to load the file unsafely
+        raise ModelError(
+            f"{path} cannot be read as a plain file of tensors: it holds other objects, or is no file of weights at all"
+        ) from None
+    except ModelError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a damaged pickle makes PyTorch raise almost anything
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ModelError(f"{path} is damaged or not a file of weights ({reason})") from None
 

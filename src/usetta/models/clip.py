@@ -2,21 +2,24 @@
 
 Written here rather than taken from a library because the test-time methods reach inside: prompt tuning feeds its own
 embeddings into the text tower, a fast path walks `text.blocks` with packed tokens, and TTL re-runs the last image
-blocks from stored hidden states (`embed_patches`, `blocks` and `pool` are the three parts of the image tower).
+blocks from stored hidden states, with queries and values changed (`Tail`).
 """
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
+from torch.nn.functional import linear, normalize, scaled_dot_product_attention
 
 from usetta.models.config import CLIPConfig, TextConfig, ViTConfig
 from usetta.models.resnet import ModifiedResNet
 from usetta.models.tokenizer import CLIPTokenizer, default_tokenizer
-from usetta.models.towers import TwoTowers
-from usetta.models.transformer import make_blocks
+from usetta.models.towers import TwoTowers, chunk_size
+from usetta.models.transformer import Attention, Block, make_blocks
+
+TAIL_BLOCKS = 3
+"""How many blocks of a vision transformer `Tail` holds: as many as TTL adapts."""
 
 
 class VisionTransformer(nn.Module):
@@ -50,6 +53,82 @@ class VisionTransformer(nn.Module):
         for block in self.blocks:
             hidden = block(hidden)
         return self.pool(hidden)
+
+
+class LowRank(NamedTuple):
+    """An addition to a linear layer of width W: x @ down @ up."""
+
+    down: Tensor
+    """(W, r)"""
+    up: Tensor
+    """(r, W)"""
+
+
+class Change(NamedTuple):
+    """What is added to the queries and to the values of a block's attention."""
+
+    queries: LowRank
+    values: LowRank
+
+
+class Tail:
+    """The last blocks of a vision transformer, from the hidden states that enter them to unit-length features.
+
+    Only the class token is pooled, so the last block computes no other; that is exact.
+    """
+
+    def __init__(self, tower: VisionTransformer) -> None:
+        self._tower = tower
+        self._blocks = [block for block in tower.blocks if isinstance(block, Block)][-TAIL_BLOCKS:]
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    @property
+    def width(self) -> int:
+        """Of the hidden states."""
+        return self._tower.ln_post.normalized_shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self._tower.projection.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Precision of the weights."""
+        return self._tower.projection.dtype
+
+    def __call__(self, hidden: Tensor, changes: Sequence[Change] | None = None) -> Tensor:
+        """Features (n, D) of hidden states (n, tokens, width), differentiable in `changes`, one for each block."""
+        for place, block in enumerate(self._blocks):
+            kept = 1 if place == len(self._blocks) - 1 else hidden.shape[1]
+            added = _attention(block.attention, block.ln_1(hidden), kept, changes[place] if changes else None)
+            hidden = hidden[:, :kept] + added
+            hidden = hidden + block.mlp(block.ln_2(hidden))
+        features = self._tower.pool(hidden)
+        return normalize(features.to(torch.promote_types(features.dtype, torch.float32)), dim=-1)
+
+    @torch.no_grad()
+    def encode(self, hidden: Tensor, changes: Sequence[Change] | None = None) -> Tensor:
+        """The same in parts that fit into memory, without a graph."""
+        return torch.cat([self(part, changes) for part in torch.split(hidden, chunk_size(self.device))])
+
+
+def _attention(attention: Attention, x: Tensor, kept: int, change: Change | None) -> Tensor:
+    """What attention adds to the first `kept` tokens (n, kept, width) of the normalised stream x (n, tokens, width)."""
+    n, _, width = x.shape
+    first, weight, bias = x[:, :kept], attention.qkv.weight, attention.qkv.bias
+    q = linear(first, weight[:width], bias[:width])
+    k, v = linear(x, weight[width:], bias[width:]).chunk(2, dim=-1)
+    if change:
+        q = q + first @ change.queries.down.to(x.dtype) @ change.queries.up.to(x.dtype)
+        v = v + x @ change.values.down.to(x.dtype) @ change.values.up.to(x.dtype)
+    by_head = attention.heads, width // attention.heads
+    q, k, v = (part.view(n, part.shape[1], *by_head).transpose(1, 2) for part in (q, k, v))
+    mixed = scaled_dot_product_attention(q, k, v)
+    joined: Tensor = attention.out(mixed.transpose(1, 2).reshape(n, kept, width))
+    return joined
 
 
 class TextTransformer(nn.Module):
@@ -140,6 +219,30 @@ class CLIP(TwoTowers):
         """Features (n, D), of any length, of normalised pixels (n, 3, S, S)."""
         features: Tensor = self.image_tower(pixels)
         return features
+
+    @torch.no_grad()
+    def hidden_states(self, pixels: Tensor) -> Tensor:
+        """What enters the last blocks of the image tower (n, tokens, width), of pixels as `encode_images` takes them.
+
+        64 views of ViT-B/16 take 38 MB.
+        """
+        tower = self._vision_transformer()
+        states = []
+        for part in torch.split(pixels, chunk_size(self.device)):
+            hidden = tower.embed_patches(self.normalize(part))
+            for block in tower.blocks[:-TAIL_BLOCKS]:
+                hidden = block(hidden)
+            states.append(hidden)
+        return torch.cat(states)
+
+    def tail(self) -> Tail:
+        """The last blocks of the image tower: `tail().encode(hidden_states(pixels))` are the features."""
+        return Tail(self._vision_transformer())
+
+    def _vision_transformer(self) -> VisionTransformer:
+        if not isinstance(self.image_tower, VisionTransformer):
+            raise ValueError(self._without_tail())
+        return self.image_tower
 
     def describe(self) -> str:
         """The configuration."""

@@ -6,15 +6,19 @@ Weights are frozen and the towers are always in evaluation mode; only inputs eve
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-# Pictures encoded at once. Activations of 8 stay in a CPU's cache: 1.5x faster per picture than 64 on two cores.
-_CPU_CHUNK = 8
-_GPU_CHUNK = 64
+if TYPE_CHECKING:
+    from usetta.models.clip import Tail
+
+
+def chunk_size(device: torch.device) -> int:
+    """Pictures encoded at once. Activations of 8 stay in a CPU's cache: 1.5x faster each than 64 on two cores."""
+    return 8 if device.type == "cpu" else 64
 
 
 class TwoTowers(nn.Module, ABC):
@@ -79,9 +83,25 @@ class TwoTowers(nn.Module, ABC):
         """Unit-length float32 features (n, D) of pixels (n, 3, S, S): uint8 in 0..255 or float in 0..1."""
         if len(pixels) == 0:
             return torch.empty(0, self.embed_dim, device=self.device)
-        chunk = _CPU_CHUNK if self.device.type == "cpu" else _GPU_CHUNK
-        features = [self.image_features(self.normalize(part)) for part in torch.split(pixels, chunk)]
+        features = [self.image_features(self.normalize(part)) for part in torch.split(pixels, chunk_size(self.device))]
         return normalize(torch.cat(features).float(), dim=-1)
+
+    def hidden_states(self, pixels: Tensor) -> Tensor:
+        """What enters the last blocks of the image tower (n, tokens, width), of pixels as `encode_images` takes them.
+
+        Only vision transformers of this library have them; see `tail`.
+        """
+        raise ValueError(self._without_tail())
+
+    def tail(self) -> "Tail":
+        """The last blocks of the image tower: `tail().encode(hidden_states(pixels))` are the features."""
+        raise ValueError(self._without_tail())
+
+    def _without_tail(self) -> str:
+        return (
+            f"the image tower of {self.name} has no attention blocks that can be run again with changes, which TTL "
+            "needs: use a CLIP vision transformer such as ViT-B-16, or another method"
+        )
 
     @property
     def fingerprint(self) -> str:
