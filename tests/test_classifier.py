@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -14,7 +15,7 @@ from usetta.images import open_image, picture_id
 from usetta.models.clip import CLIP
 from usetta.models.config import CLIPConfig
 from usetta.prompts import ClassPrompts
-from usetta.recipe import run
+from usetta.recipe import Hidden, Reward, run
 from usetta.views import ViewRecipe, make_views
 
 CLASSES = ["tabby_cat", "red fox", "golden retriever"]
@@ -134,7 +135,7 @@ TUNED = {"skipped": False, "before": np.array([0.41, 0.59]), "tuned_on": (0, 1)}
         ({}, "the picture itself counts 30.0%, its most certain view 70.0%"),
         ({"chosen": (1, 2), "beta": 0.6}, "the picture itself counts 60.0%, its 2 most certain views 40.0%"),
         ({"beta": 1.0}, "the picture alone, looked at once"),
-        ({"beta": None}, "all 3 views count, by how alike they are to others"),
+        ({"beta": None}, "3 of 3 views count, each with a weight of its own"),
         ({"skipped": True, "before": np.array([0.63, 0.37])}, "skipped: the views already agree"),
         (TUNED, "tuned: dog 59.0% -> cat 63.0%"),
         ({**TUNED, "before": np.array([0.51, 0.49])}, "tuned: cat 51.0% -> 63.0%"),
@@ -362,3 +363,74 @@ def test_a_figure_of_the_weak_view_alone_and_of_strange_names(tiny_model: CLIP, 
     explanation.save(tmp_path / "strange.svg")
     labels = explanation.figure().subfigs[0].axes[1].get_yticklabels()
     assert {r"a \$5 note_{ and a \$10 n…", "x" * 23 + "…", "cat"} == {label.get_text() for label in labels}
+
+
+@pytest.mark.parametrize("method", [name for name in methods.names() if methods.get(name).tunes])
+def test_every_method_that_tunes_answers_and_tells_what_it_did(method: str, tiny_model: CLIP) -> None:
+    classifier = Classifier(["cat", "dog", "red fox", "hen"], tiny_model, methods.get(method, skip=False), views=12)
+    answers = classifier([make_picture(1), make_picture(2)])
+    for answer in answers:
+        assert answer.probs.sum() == pytest.approx(1, abs=1e-5)
+        assert answer.weights.sum() == pytest.approx(1, abs=1e-5)
+        assert answer.skipped is False
+        assert answer.before is not None
+        assert np.abs(answer.before - answer.probs).max() > 1e-7, "something must have moved"
+    assert not np.allclose(answers[0].probs, answers[1].probs, atol=1e-6)
+
+
+def test_ttl_is_the_recipe_on_hidden_states(tiny_model: CLIP) -> None:
+    picture, names = make_picture(3), ["cat", "dog", "red fox"]
+    answer = Classifier(names, tiny_model, "ttl", views=10)(picture)
+    pixels = make_views(picture, picture_id(picture), ViewRecipe(10, tiny_model.image_size))
+    hidden = Hidden(tiny_model.tail(), [tiny_model.hidden_states(pixels)])
+    features, text = tiny_model.encode_images(pixels)[None], ClassPrompts(tiny_model.text, names).features()
+    expected = run(methods.get("ttl"), features, text, tiny_model.logit_scale, hidden=hidden).probs[0]
+    np.testing.assert_allclose(answer.probs, expected.numpy(), atol=1e-5)
+    assert answer.tuned_on == tuple(range(10))
+
+
+def test_ttl_refuses_a_tower_without_blocks_before_any_picture_is_read() -> None:
+    with pytest.raises(ValueError, match="has no attention blocks that can be run again"):
+        Classifier(["cat", "dog"], disturbed(TINY_RESNET), "ttl")
+
+
+def test_rlcf_is_judged_by_the_words_even_with_a_learned_context(
+    tiny_model: CLIP, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names, judges = ["cat", "dog", "red fox", "hen"], []
+    words = ClassPrompts(tiny_model.text, names)
+
+    def noting(*given: Any, reward: Reward, hidden: None) -> Any:
+        judges.append(reward)
+        return run(*given, reward=reward, hidden=hidden)
+
+    monkeypatch.setattr("usetta.classifier.run", noting)
+    Classifier(names, tiny_model, "rlcf", views=20, context=words.context + 0.3)(make_picture(3))
+    (judge,) = judges
+    assert judge.features.shape == (1, 20, 32)
+    torch.testing.assert_close(judge.text, words.features())
+
+
+def test_rlcf_takes_another_model_as_judge(tiny_model: CLIP) -> None:
+    picture, names, judge = make_picture(3), ["cat", "dog", "red fox", "hen"], disturbed(TINY_RESNET)
+    assert judge.image_size != tiny_model.image_size
+    answer = Classifier(names, tiny_model, "rlcf", views=20, reward=judge)(picture)
+    pixels = make_views(picture, picture_id(picture), ViewRecipe(20, tiny_model.image_size))
+    size = (judge.image_size, judge.image_size)
+    larger = torch.nn.functional.interpolate(pixels / 255, size=size, mode="bicubic", antialias=True).clamp(0, 1)
+    reward = Reward(judge.encode_images(larger)[None], ClassPrompts(judge.text, names).features())
+    features, prompts = tiny_model.encode_images(pixels)[None], ClassPrompts(tiny_model.text, names)
+    expected = run(methods.get("rlcf"), features, prompts, tiny_model.logit_scale, reward=reward).probs[0]
+    np.testing.assert_allclose(answer.probs, expected.numpy(), atol=1e-5)
+    assert not np.allclose(answer.probs, Classifier(names, tiny_model, "rlcf", views=20)(picture).probs, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["zero", "mta", "sts", "r-tpt"])
+def test_beta_is_told_only_where_there_is_one(method: str, tiny_model: CLIP) -> None:
+    answer = Classifier(["cat", "dog", "hen"], tiny_model, method, views=12)(make_picture())
+    assert answer.beta is None
+    if method in ("zero", "mta"):
+        counting = int((answer.weights > 0).sum())
+        assert answer.reason == f"{counting} of 12 views count, each with a weight of its own"
+    else:
+        assert answer.reason.startswith("tuned: ")

@@ -2,7 +2,7 @@
 
 Each folder holds pictures and a `manifest.json` whose `items` are `[file, label, class name, ...]`. Zero-shot accuracy
 and calibration use every picture (weak view only); with `--pictures N`, N pictures of each folder, evenly spaced, are
-also classified by every method. Features are kept in `--cache`, so a run that was stopped goes on.
+also classified by every method of `--methods`. Features are kept in `--cache`, so a run that was stopped goes on.
 """
 
 import argparse
@@ -55,26 +55,28 @@ def main() -> None:
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--model", default="embedded")
     parser.add_argument("--pictures", type=int, default=0, help="pictures of each folder for the methods with views")
+    parser.add_argument("--methods", default="clip,strong,average,uniform,se")
     parser.add_argument("--views", type=int, default=64)
+    parser.add_argument("--augmix", action="store_true", help="as the paper does on fine-grained sets")
     parser.add_argument("--cache", type=Path, required=True)
     options = parser.parse_args()
     model = CachedImages(load_model(options.model), options.cache)
-    names = methods.names()
+    names = options.methods.split(",")
     print(f"{'set':<14}{'classes':>8}{'pictures':>9}{'zero-shot':>10}{'ECE':>7}", end="")
     print("   on n:" + "".join(f"{name:>9}" for name in names) if options.pictures else "")
     totals = []
     for folder in options.folders:
         paths, labels, classes = read_manifest(folder)
-        text = ClassPrompts(model.text, classes).features()
-        weak = run(methods.get("clip"), features(model, paths, ViewRecipe(views=1)), text, model.logit_scale).probs
+        prompts = ClassPrompts(model.text, classes)
+        weak = run(methods.get("clip"), features(model, paths, ViewRecipe(views=1)), prompts, model.logit_scale).probs
         accuracy = 100 * (weak.argmax(1) == labels).double().mean().item()
         error = 100 * calibration_error(weak, labels)
         print(f"{folder.name:<14}{len(classes):>8}{len(paths):>9}{accuracy:>10.1f}{error:>7.1f}", end="", flush=True)
         if options.pictures:
             chosen = [int(i * len(paths) / options.pictures) for i in range(options.pictures)]
-            views = features(model, [paths[i] for i in chosen], ViewRecipe(views=options.views))
+            views = features(model, [paths[i] for i in chosen], ViewRecipe(options.views, augmix=options.augmix))
             right = [
-                run(methods.get(m), views, text, model.logit_scale).probs.argmax(1) == labels[chosen] for m in names
+                run(methods.get(m), views, prompts, model.logit_scale).probs.argmax(1) == labels[chosen] for m in names
             ]
             totals.append([100 * r.double().mean().item() for r in right])
             print(f"{len(chosen):>8}" + "".join(f"{value:>9.1f}" for value in totals[-1]), end="")

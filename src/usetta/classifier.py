@@ -12,6 +12,7 @@ import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import torch
 from PIL import Image
+from torch.nn.functional import interpolate
 
 from usetta import methods
 from usetta.coop import load_context
@@ -26,7 +28,7 @@ from usetta.images import ImageError, ImageSource, open_image, picture_id
 from usetta.models import Model, load_model
 from usetta.progress import track
 from usetta.prompts import DEFAULT_TEMPLATE, ClassPrompts
-from usetta.recipe import Hidden, Recipe, Result, run
+from usetta.recipe import Hidden, Recipe, Result, Reward, run
 from usetta.select import confident_strong, keep_count, most_confident
 from usetta.views import ViewRecipe, make_views
 
@@ -84,7 +86,7 @@ class Prediction:
             new = "" if old == self.label else f"{self.label} "
             return f"tuned: {old} {float(self.before.max()):.1%} -> {new}{self.confidence:.1%}"
         if self.beta is None:
-            return f"all {len(self.weights)} views count, by how alike they are to others"
+            return f"{int((self.weights > 0).sum())} of {len(self.weights)} views count, each with a weight of its own"
         if self.beta == 1:
             return "the picture alone, looked at once"
         certain = f"its {len(self.chosen)} most certain views" if len(self.chosen) > 1 else "its most certain view"
@@ -148,6 +150,8 @@ class _Seen:
 
     features: torch.Tensor
     """(N, D)"""
+    judged: torch.Tensor | None = None
+    """(N, D'): their features by the reward model, if there is one."""
     hidden: torch.Tensor | None = None
     """(N, tokens, width): what enters the last blocks of the tower, if that is needed."""
 
@@ -162,7 +166,8 @@ class Classifier:
     `model` is a name (see `usetta.list_models`), a weights file or a loaded model; `method` a name (see
     `usetta.methods`, also for `tpt+se` and `use:steps=2`) or a recipe. `views` counts the weak view; `augmix` adds
     AugMix to the strong views, as the paper does on fine-grained data sets. `templates` holds one or more texts with
-    `{}` for the class name; a method that tunes the prompt takes one, with words before the name.
+    `{}` for the class name; a method that tunes the prompt takes one, with words before the name. `context` is a
+    learned context for it (see `usetta.coop`), `reward` the model that judges for RLCF, which otherwise judges itself.
     """
 
     def __init__(
@@ -173,6 +178,7 @@ class Classifier:
         *,
         templates: str | Sequence[str] = DEFAULT_TEMPLATE,
         context: torch.Tensor | str | os.PathLike[str] | None = None,
+        reward: str | Model | None = None,
         views: int = 64,
         augmix: bool = False,
         seed: int = 0,
@@ -189,8 +195,15 @@ class Classifier:
         if isinstance(context, str | os.PathLike):
             context = load_context(context, self.model)
         self._prompts = ClassPrompts(self.model.text, classes, templates, context)
+        self._judge = load_model(reward) if isinstance(reward, str) else reward
+        self._templates = templates
         _check_tunable(self.recipe, self._prompts, self.model)
         self._view_recipe = ViewRecipe(views=views, size=self.model.image_size, augmix=augmix, seed=seed)
+
+    @cached_property
+    def _words(self) -> ClassPrompts:
+        """The prompts as the reward model reads them: in words, whatever context was learned."""
+        return ClassPrompts((self._judge or self.model).text, self.classes, self._templates)
 
     @property
     def classes_(self) -> np.ndarray[Any, Any]:
@@ -269,16 +282,24 @@ class Classifier:
         return self._encode(make_views(image, picture_id(image), recipe), hidden=self.recipe.needs_hidden)
 
     def _encode(self, pixels: torch.Tensor, *, hidden: bool) -> "_Seen":
+        judged = None
+        if self._judge:
+            size = self._judge.image_size
+            judged = self._judge.encode_images(pixels if size == pixels.shape[-1] else _resized(pixels, size))
         if not hidden:
-            return _Seen(self.model.encode_images(pixels))
+            return _Seen(self.model.encode_images(pixels), judged)
         states = self.model.hidden_states(pixels)
-        return _Seen(self.model.tail().encode(states), states)
+        return _Seen(self.model.tail().encode(states), judged, states)
 
     def _answer(self, sources: list[str], seen: list["_Seen"], recipe: Recipe) -> list[Prediction]:
         features = torch.stack([each.features for each in seen])
         states = [each.hidden for each in seen if each.hidden is not None]
         hidden = Hidden(self.model.tail(), states) if recipe.needs_hidden else None
-        result = run(recipe, features, self._prompts, self.model.logit_scale, hidden=hidden)
+        reward = None
+        if recipe.loss == "reward":
+            judged = [each.features if each.judged is None else each.judged for each in seen]
+            reward = Reward(torch.stack(judged), self._words.features())
+        result = run(recipe, features, self._prompts, self.model.logit_scale, reward=reward, hidden=hidden)
         if not torch.isfinite(result.probs).all():
             raise ValueError(f"method '{recipe.name}' tuned until nothing but NaN was left; its settings are too large")
         return [self._prediction(source, recipe, result, i) for i, source in enumerate(sources)]
@@ -322,6 +343,12 @@ def _check_tunable(recipe: Recipe, prompts: ClassPrompts, model: Model) -> None:
         except ValueError as error:
             hint = f"give one template with words before the name, such as {DEFAULT_TEMPLATE!r}"
             raise ValueError(f"method '{recipe.name}' tunes the prompt, but {error}; {hint}") from error
+
+
+def _resized(pixels: torch.Tensor, size: int) -> torch.Tensor:
+    """Pixels (n, 3, size, size) of views, as float in 0..1, for a model of another size."""
+    unit = pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels
+    return interpolate(unit, size=(size, size), mode="bicubic", antialias=True).clamp(0, 1)
 
 
 def _is_one(pictures: object) -> bool:

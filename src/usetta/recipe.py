@@ -11,6 +11,7 @@ What a run saw on the way (entropies, chosen views, δ, β, whether a picture wa
 back with it.
 """
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, fields
 
@@ -107,8 +108,14 @@ class Recipe:
                 raise ValueError(f"{setting} must not be negative, and is {getattr(self, setting)!r}")
         if self.active and self.dispersion:
             raise ValueError("dispersion moves all classes, so it cannot be tuned on the active ones alone")
-        if self.tune == "lora" and (self.active or self.dispersion):
-            raise ValueError("active and dispersion are about text features, which do not move with tune=lora")
+        if self.active and self.tune not in ("nothing", "prompt"):
+            raise ValueError(f"active spares work of the text tower, and tune={self.tune} asks for none")
+        if self.tune == "lora" and self.dispersion:
+            raise ValueError("dispersion is about text features, which do not move with tune=lora")
+        if not all(
+            math.isfinite(getattr(self, setting)) for setting in ("lr", "weight_decay", "dispersion", "penalty")
+        ):
+            raise ValueError("lr, weight_decay, dispersion and penalty must be finite")
         if self.penalty and self.tune != "spectrum":
             raise ValueError(f"penalty is about the shift of tune=spectrum, and there is none with tune={self.tune}")
 

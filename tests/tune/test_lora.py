@@ -206,6 +206,7 @@ def test_missing_hidden_states_are_asked_for() -> None:
 
 
 def test_settings_about_text_features_are_refused() -> None:
-    for setting in ({"active": 3}, {"dispersion": 1.0}):
-        with pytest.raises(ValueError, match="about text features, which do not move with tune=lora"):
-            methods.get("ttl", **setting)
+    with pytest.raises(ValueError, match="about text features, which do not move with tune=lora"):
+        methods.get("ttl", dispersion=1.0)
+    with pytest.raises(ValueError, match="active spares work of the text tower, and tune=lora asks for none"):
+        methods.get("ttl", active=3)

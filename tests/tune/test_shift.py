@@ -121,7 +121,7 @@ def test_some_classes_alone_move_as_they_would_among_all() -> None:
     torch.testing.assert_close(moved, everything[:, some], atol=0, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["tps", "tps+se", "tps+vote", "tps+mode", "tps:skip=true", "tps:steps=3:active=4"])
+@pytest.mark.parametrize("name", ["tps", "tps+se", "tps+vote", "tps+mode", "tps:skip=true", "tps:steps=3"])
 def test_a_batch_is_its_pictures_one_by_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     features, text = episode(20, 9, seed=7, pictures=5)
     together = run(methods.get(name), features, text, SCALE)
