@@ -135,7 +135,7 @@ TUNED = {"skipped": False, "before": np.array([0.41, 0.59]), "tuned_on": (0, 1)}
         ({}, "the picture itself counts 30.0%, its most certain view 70.0%"),
         ({"chosen": (1, 2), "beta": 0.6}, "the picture itself counts 60.0%, its 2 most certain views 40.0%"),
         ({"beta": 1.0}, "the picture alone, looked at once"),
-        ({"beta": None}, "3 of 3 views count, each with a weight of its own"),
+        ({"beta": None}, "2 of 3 views count, each with a weight of its own"),
         ({"skipped": True, "before": np.array([0.63, 0.37])}, "skipped: the views already agree"),
         (TUNED, "tuned: dog 59.0% -> cat 63.0%"),
         ({**TUNED, "before": np.array([0.51, 0.49])}, "tuned: cat 51.0% -> 63.0%"),
