@@ -163,8 +163,11 @@ def test_a_family_of_data_sets_has_its_own_settings() -> None:
     assert {name: family.augmix for name, family in methods.FAMILIES.items()} == {
         "imagenet": False,
         "fine-grained": True,
+        "other": False,
     }
-    with pytest.raises(ValueError, match="unknown family of data sets 'birds'; known are imagenet, fine-grained"):
+    with pytest.raises(
+        ValueError, match="unknown family of data sets 'birds'; known are imagenet, fine-grained, other"
+    ):
         methods.get("c-tpt", family="birds")
 
 
