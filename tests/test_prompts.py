@@ -463,6 +463,16 @@ def test_several_templates_are_averaged_at_unit_length(tiny_model: CLIP) -> None
     torch.testing.assert_close(ClassPrompts(tiny_model.text, ["cat", "dog"], templates).features(), expected)
 
 
+def test_the_paper_s_ensemble_has_a_name(tiny_model: CLIP) -> None:
+    seven = prompts_module.TEMPLATES["ensemble"]
+    assert len(set(seven)) == 7
+    named, listed = (ClassPrompts(tiny_model.text, ["cat", "dog"], t).features() for t in ("ensemble", list(seven)))
+    assert torch.equal(named, listed)
+    more = ClassPrompts(tiny_model.text, ["cat", "dog"], ["ensemble", "a photo of a {}."]).features()
+    expected = ClassPrompts(tiny_model.text, ["cat", "dog"], [*seven, "a photo of a {}."]).features()
+    assert torch.equal(more, expected)
+
+
 def test_many_classes_equal_few_at_a_time(tiny_model: CLIP) -> None:
     names = [f"thing number {i}" for i in range(150)]
     together = ClassPrompts(tiny_model.text, names).features()

@@ -48,7 +48,11 @@ Method = Annotated[
 ModelName = Annotated[str, typer.Option("--model", help="A name from `usetta ls models`, a hub id or a weights file.")]
 Templates = Annotated[
     list[str] | None,
-    typer.Option("--template", "-t", help="Text with {} for the class name; several make an ensemble."),
+    typer.Option(
+        "--template",
+        "-t",
+        help="Text with {} for the class name; several make an ensemble, and 'ensemble' is the paper's.",
+    ),
 ]
 Views = Annotated[int, typer.Option(help="Views per picture, the picture itself included.", min=1)]
 Seed = Annotated[int, typer.Option(help="Seed of the views.", min=0)]

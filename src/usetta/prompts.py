@@ -25,6 +25,19 @@ from usetta.models.packed import PackedTexts
 
 DEFAULT_TEMPLATE = "a photo of a {}."
 
+TEMPLATES = {
+    "ensemble": (
+        "a bad photo of the {}.",
+        "a {} in a video game.",
+        "a origami {}.",
+        "a photo of the small {}.",
+        "art of the {}.",
+        "a photo of the large {}.",
+        "itap of a {}.",
+    ),
+}
+"""Lists of templates that have a name: the paper's seven."""
+
 MEMORY = 512 * 2**20
 """Bytes that the graphs of one class list may take; classes and images go through in chunks that fit.
 
@@ -75,6 +88,7 @@ class _Graph:
 class ClassPrompts:
     """The prompts of a list of classes for one text tower, which must not change afterwards.
 
+    `templates` are texts with `{}` for the name, or a name of `TEMPLATES`.
     `context` (n, W), for example CoOp's, stands in for the embeddings of the n tokens before the name; without it the
     attribute of that name holds those embeddings.
     """
@@ -86,7 +100,8 @@ class ClassPrompts:
         templates: str | Sequence[str] = DEFAULT_TEMPLATE,
         context: Tensor | None = None,
     ) -> None:
-        templates = [templates] if isinstance(templates, str) else list(templates)
+        given = [templates] if isinstance(templates, str) else templates
+        templates = [template for name in given for template in TEMPLATES.get(name, (name,))]
         _check_classes(classes)
         _check_templates(templates)
         names = [name.replace("_", " ") for name in classes]
