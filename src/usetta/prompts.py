@@ -38,7 +38,7 @@ TEMPLATES = {
 }
 """Lists of templates that have a name: the paper's seven."""
 
-MEMORY = 512 * 2**20
+MEMORY = 2**30
 """Bytes that the graphs of one class list may take; classes and images go through in chunks that fit.
 
 A token of CLIP ViT-B/16's text tower takes about 0.2 MB, so 100 ImageNet classes take about 100 MB and 1000 about 900.
