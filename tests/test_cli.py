@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from conftest import make_picture
 from models.tiny import TINY_RESNET, disturbed
 from usetta import Classifier, __version__, methods
 from usetta.cli import app
@@ -246,3 +247,48 @@ def test_the_installed_command_exits_as_promised(pictures: list[Path], options: 
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert str(pictures[1]) in done.stdout
+
+
+def test_a_context_is_learned_and_used(tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("USETTA_CACHE", str(tmp_path / "cache"))
+    for number, name in enumerate(["red_fox", "owl"]):
+        (tmp_path / "shown" / name).mkdir(parents=True)
+        for i in range(3):
+            make_picture(10 * number + i).save(tmp_path / "shown" / name / f"{i}.png")
+    out, folder = tmp_path / "context.safetensors", tmp_path / "shown"
+    settings = ["--out", out, "--model", tiny_checkpoint, "--epochs", 2, "--views", 2]
+    learned = usetta("coop", "train", folder, *settings)
+    assert (learned.exit_code, learned.stdout) == (0, f"context: {out}\n")
+    assert "up to 16 pictures of each of 2 classes" in learned.stderr
+    assert "is finished already" in usetta("coop", "train", folder, *settings).stderr
+    asked = [
+        "classify",
+        folder / "owl" / "0.png",
+        "-c",
+        "red fox,owl",
+        "--model",
+        tiny_checkpoint,
+        "-m",
+        "clip",
+        "--json",
+    ]
+    plain, tuned = (json.loads(usetta(*asked, *more).stdout)["probability"] for more in ([], ["--context", out]))
+    assert plain != tuned
+    nowhere = usetta("coop", "train", tmp_path / "nowhere", *settings)
+    assert (nowhere.exit_code, nowhere.stderr) == (1, f"usetta: {tmp_path / 'nowhere'} does not exist\n")
+
+
+def test_data_sets_are_listed_and_looked_for(tmp_path: Path) -> None:
+    listed = json.loads(usetta("ls", "datasets", "--json").stdout)
+    assert len(listed) == 15
+    assert {"name": "dtd", "title": "DTD", "family": "fine-grained", "pictures": 1692, "classes": 47} in listed
+    reports = json.loads(usetta("data", "check", tmp_path, "--json").stdout)
+    assert {report["state"] for report in reports} == {"absent"}
+    assert usetta("data", "check", tmp_path).exit_code == 0
+    assert usetta("data", "check", tmp_path, "--only", "pets").exit_code == 1
+    unknown = usetta("data", "check", tmp_path, "--only", "petss")
+    assert unknown.exit_code == 2
+    assert "did you mean 'pets'?" in unknown.stderr
+    by_hand = usetta("data", "fetch", "imagenet", tmp_path)
+    assert by_hand.exit_code == 1
+    assert by_hand.stdout.startswith("imagenet: absent\n1. Ask for access at https://image-net.org")

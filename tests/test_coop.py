@@ -27,10 +27,10 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import usetta.coop.train as train_module
 from models.tiny import TINY_VIT, disturbed
-from usetta.coop import CoOpRecipe, load_context, read_folder, save_context, template_for, template_of, train_context
+from usetta.coop import CoOpRecipe, load_context, save_context, template_for, template_of, train_context
 from usetta.coop.context import read_context_file
 from usetta.coop.shots import draw_shots, encode_shots, generator
-from usetta.images import ImageError
+from usetta.data import load_dataset
 from usetta.models import ModelError, load_model
 from usetta.models.cached import CachedImages
 from usetta.models.clip import CLIP, TextTransformer
@@ -450,7 +450,8 @@ def test_a_training_that_was_stopped_goes_on(
 
 PROGRAM = """
 import os, signal, sys
-from usetta.coop import CoOpRecipe, read_folder, train, train_context
+from usetta.coop import CoOpRecipe, train, train_context
+from usetta.data import load_dataset
 from usetta.models import load_model
 
 model, folder, out, batch = sys.argv[1:]
@@ -462,8 +463,16 @@ def killed(*arguments):
     return real(*arguments)
 
 train._loss = killed
-train_context(load_model(model), *read_folder(folder), {recipe!r}, out=out)
+data = load_dataset(folder)
+train_context(load_model(model), [item.path for item in data], data.labels, data.classes, {recipe!r}, out=out)
 """
+
+
+def read_folder(folder: Path) -> tuple[list[Path], Sequence[int], Sequence[str]]:
+    """Pictures, labels and class names."""
+    data = load_dataset(folder)
+    assert data.labels is not None
+    return [item.path for item in data], data.labels, data.classes
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system has no SIGKILL")
@@ -566,27 +575,6 @@ def test_a_rate_too_high_is_told(tiny_model: CLIP) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------- shots
-
-
-def test_a_folder_for_each_class(folder: Path) -> None:
-    (folder / ".hidden").mkdir()
-    (folder / "readme.txt").write_text("not a class")
-    pictures, labels, classes = read_folder(folder)
-    assert classes == ["house", "owl", "red fox"]
-    assert labels == LABELS
-    assert [path.parent.name for path in pictures[::7]] == ["house", "owl", "red_fox"]
-
-
-def test_folders_that_are_none_are_named(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="owl holds no folders: one for each class is expected"):
-        read_folder(folder / "owl")
-    with pytest.raises(ValueError, match="nowhere does not exist"):
-        read_folder(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="0.png is not a folder"):
-        read_folder(folder / "house" / "0.png")
-    (folder / "ant").mkdir()
-    with pytest.raises(ImageError, match="ant: folder holds no picture"):
-        read_folder(folder)
 
 
 def test_shots_are_drawn_from_each_class_by_seed() -> None:

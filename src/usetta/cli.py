@@ -267,8 +267,9 @@ def coop_train(
     seed: Annotated[int, typer.Option(help="Seed of shots, views and batches.", min=0)] = 0,
 ) -> None:
     """Learn a context for the prompts from a few labelled pictures. Stopped, the same command goes on."""
-    from usetta.coop import CoOpRecipe, read_folder, train_context
+    from usetta.coop import CoOpRecipe, train_context
     from usetta.coop.context import LOSSES, read_context_file
+    from usetta.data import load_dataset
     from usetta.models import load_model
     from usetta.models.cached import CachedImages
     from usetta.models.wheels import cache_dir
@@ -284,10 +285,13 @@ def coop_train(
             template=template,
             init=init,
         )
-        pictures, labels, classes = read_folder(folder)
+        shown = load_dataset(folder)
+        if shown.labels is None:
+            raise ValueError(f"the pictures of {folder} have no labels to learn from")
         loaded = CachedImages(load_model(model), cache_dir() / "coop" / "features")
-        _say(f"model: {loaded.name}, up to {shots} pictures of each of {len(classes)} classes")
-        train_context(loaded, pictures, labels, classes, recipe, out=out, say=_say)
+        _say(f"model: {loaded.name}, up to {shots} pictures of each of {len(shown.classes)} classes")
+        paths = [item.path for item in shown]
+        train_context(loaded, paths, shown.labels, shown.classes, recipe, out=out, say=_say)
         losses = read_context_file(out)[0][LOSSES].tolist()
     _say(f"loss: {losses[0]:.3f} in the first epoch, {losses[-1]:.3f} in the last")
     typer.echo(f"context: {out}")

@@ -6,13 +6,11 @@ takes it, so every method can start from it. It is loaded from CoOp's own checkp
 """
 
 from usetta.coop.context import load_context, save_context, template_for, template_of
-from usetta.coop.shots import read_folder
 from usetta.coop.train import CoOpRecipe, train_context
 
 __all__ = [
     "CoOpRecipe",
     "load_context",
-    "read_folder",
     "save_context",
     "template_for",
     "template_of",

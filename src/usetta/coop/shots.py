@@ -1,4 +1,4 @@
-"""The few labelled pictures that a context is learned from: found in a folder, drawn by seed, encoded once.
+"""The few labelled pictures that a context is learned from: drawn by seed, encoded once.
 
 Drawing opens each picture, so that a bad one is reported and the next of its class takes its place. Which pictures were
 drawn is known before anything is encoded.
@@ -6,15 +6,13 @@ drawn is known before anything is encoded.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from os import PathLike
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from usetta.images import ImageError, ImageSource, find_images, open_image, picture_id
+from usetta.images import ImageError, ImageSource, open_image, picture_id
 from usetta.models.base import Model
 from usetta.progress import track
 from usetta.views import ViewRecipe, make_views
@@ -28,26 +26,6 @@ class Shot:
     label: int
     id: str
     """See `images.picture_id`."""
-
-
-def read_folder(folder: str | PathLike[str]) -> tuple[list[Path], list[int], list[str]]:
-    """Pictures, labels and class names of `folder`, which holds a folder of pictures for each class.
-
-    A class has the name of its folder, underscores read as spaces; hidden folders are left out.
-    """
-    root = Path(folder)
-    if not root.is_dir():
-        raise ValueError(f"{root} is not a folder" if root.exists() else f"{root} does not exist")
-    inside = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
-    if not inside:
-        raise ValueError(f"{root} holds no folders: one for each class is expected, with its pictures in it")
-    found = [find_images(path) for path in inside]
-    labels = [label for label, pictures in enumerate(found) for _ in pictures]
-    return (
-        [picture for pictures in found for picture in pictures],
-        labels,
-        [path.name.replace("_", " ") for path in inside],
-    )
 
 
 def generator(purpose: Literal["shots", "context", "order"], seed: int, number: int = 0) -> np.random.Generator:
