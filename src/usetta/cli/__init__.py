@@ -1,0 +1,11 @@
+"""The command line: one plain typed function per command."""
+
+from usetta.cli import classify, stock, train  # noqa: F401  (they register their commands)
+from usetta.cli.app import app
+
+__all__ = ["app", "main"]
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

@@ -1,0 +1,103 @@
+"""What all commands share: the application, options, and how results, progress and errors are told.
+
+Answers go to standard output, one line per picture as soon as it is known; everything else (which model, progress, bad
+pictures) goes to standard error. Exit codes: 0 all well, 1 something failed, 2 wrong usage. Heavy imports happen inside
+the commands, so that `--help` answers at once.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from usetta import __version__
+
+app = typer.Typer(
+    name="usetta",
+    help="Classify images better with CLIP-like models at test time, without labels.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+ls_app = typer.Typer(help="List what there is.", no_args_is_help=True)
+models_app = typer.Typer(help="Fetch models.", no_args_is_help=True)
+app.add_typer(ls_app, name="ls")
+app.add_typer(models_app, name="models")
+data_app = typer.Typer(help="Check and fetch data sets.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+coop_app = typer.Typer(help="Learn prompts from a few labelled pictures (CoOp).", no_args_is_help=True)
+app.add_typer(coop_app, name="coop")
+
+Classes = Annotated[
+    str, typer.Option("--classes", "-c", help="Class names: 'cat,dog,red fox', or @FILE with one name per line.")
+]
+Method = Annotated[
+    str, typer.Option("--method", "-m", help="A name from `usetta ls methods`, also as tpt+se or use:steps=2.")
+]
+ModelName = Annotated[str, typer.Option("--model", help="A name from `usetta ls models`, a hub id or a weights file.")]
+Templates = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--template",
+        "-t",
+        help="Text with {} for the class name; several make an ensemble, and 'ensemble' is the paper's.",
+    ),
+]
+Views = Annotated[int, typer.Option(help="Views per picture, the picture itself included.", min=1)]
+Seed = Annotated[int, typer.Option(help="Seed of the views.", min=0)]
+AugMix = Annotated[bool, typer.Option("--augmix", help="AugMix on the strong views, as on fine-grained sets.")]
+DataRoot = Annotated[Path, typer.Argument(help="Folder of the data sets.", envvar="USETTA_DATA")]
+ContextFile = Annotated[
+    Path | None, typer.Option("--context", help="A learned context: of `usetta coop train`, or a checkpoint of CoOp.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
+) -> None:
+    if version:
+        typer.echo(f"usetta {__version__}")
+        raise typer.Exit
+
+
+@contextmanager
+def clear_errors() -> Iterator[None]:
+    """What goes wrong is told in one line without a traceback: exit code 2 for wrong usage, 1 for the rest."""
+    from usetta.data import DataError
+    from usetta.images import ImageError
+    from usetta.models import ModelError
+
+    try:
+        yield
+    except BrokenPipeError:  # whoever read the answers has seen enough, which is no error to tell
+        raise
+    except (DataError, ImageError, ModelError, OSError, ValueError) as error:
+        say(f"usetta: {error}")
+        raise typer.Exit(2 if isinstance(error, ValueError) else 1) from error
+
+
+def say(text: str) -> None:
+    """One line to standard error; written so that it lands above a progress bar, which typer.echo does not."""
+    sys.stderr.write(text + "\n")
+
+
+def print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in rows[0]:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*("yes" if v is True else "no" if v is False else str(v) for v in row.values()))
+    Console().print(table)

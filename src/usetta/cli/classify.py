@@ -1,0 +1,233 @@
+"""Commands that classify pictures."""
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from usetta.cli.app import (
+    AsJson,
+    AugMix,
+    Classes,
+    ContextFile,
+    Method,
+    ModelName,
+    Seed,
+    Templates,
+    Views,
+    app,
+    clear_errors,
+    print_rows,
+    say,
+)
+from usetta.progress import track
+
+if TYPE_CHECKING:
+    from usetta.classifier import Classifier, Prediction
+
+
+@app.command()
+def classify(
+    paths: Annotated[list[Path], typer.Argument(help="Pictures, or folders of pictures.", metavar="PATH")],
+    classes: Classes,
+    method: Method = "se",
+    model: ModelName = "auto",
+    template: Templates = None,
+    context: ContextFile = None,
+    views: Views = 64,
+    seed: Seed = 0,
+    augmix: AugMix = False,
+    top: Annotated[int, typer.Option(help="How many classes to name per picture in JSON.", min=1)] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values with a header.")] = False,
+) -> None:
+    """Classify pictures. A bad picture is reported and skipped; the exit code is then 1."""
+    from usetta.images import ImageError, find_images
+
+    if as_json and as_csv:
+        raise typer.BadParameter("choose one of --json and --csv")
+    with clear_errors():
+        try:
+            pictures = find_images(paths)
+        except ImageError as error:
+            raise ValueError(str(error)) from error
+        classifier = _classifier(classes, method, model, template, context, views, seed, augmix)
+    write = _json_writer(top) if as_json else _csv_writer() if as_csv else _text_writer(pictures)
+    failed = 0
+    with clear_errors():
+        answers = track(classifier.stream(pictures), len(pictures), "Classifying")
+        for picture, outcome in zip(pictures, answers, strict=True):
+            write(picture, outcome)
+            if isinstance(outcome, ImageError):
+                failed += 1
+                say(f"usetta: {outcome}")
+    if failed:
+        say(f"usetta: {failed} of {len(pictures)} pictures could not be read")
+        raise typer.Exit(1)
+
+
+@app.command()
+def explain(
+    path: Annotated[Path, typer.Argument(help="A picture.")],
+    classes: Classes,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Figure to write (.png, .svg, .pdf).")] = None,
+    method: Method = "se",
+    model: ModelName = "auto",
+    template: Templates = None,
+    context: ContextFile = None,
+    views: Views = 64,
+    seed: Seed = 0,
+    augmix: AugMix = False,
+    shown: Annotated[int, typer.Option(help="How many strong views the figure shows.", min=1)] = 24,
+    as_json: AsJson = False,
+) -> None:
+    """Show why a picture got its answer: its views by certainty, the chosen ones, zero-shot against the method."""
+    from usetta.images import open_image
+
+    target = out or path.with_name(f"{path.stem}-explained.png")
+    with clear_errors():
+        image = open_image(path)  # first, so that a bad picture is told before a model is loaded
+        if target.suffix.lower() not in (".png", ".svg", ".pdf", ".jpg", ".jpeg"):
+            raise ValueError(f"cannot write a figure as {target.name!r}: use .png, .svg, .pdf or .jpg")
+        if not target.parent.is_dir():
+            raise ValueError(f"no folder {str(target.parent)!r} to write the figure to")
+        classifier = _classifier(classes, method, model, template, context, max(views, 2), seed, augmix)
+        explanation = classifier.explain(image)
+        explanation.save(target, shown)
+    if as_json:
+        typer.echo(json.dumps({**explanation.prediction.as_dict(), "source": str(path), "figure": str(target)}))
+    else:
+        typer.echo(_sentence(explanation.prediction))
+        typer.echo(explanation.prediction.reason)
+        typer.echo(f"figure: {target}")
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the report.")] = Path("demo-report"),
+    methods: Annotated[str, typer.Option(help="Methods to compare.")] = "clip,se,tpt,use",
+    model: ModelName = "embedded",
+    views: Annotated[int, typer.Option(help="Views per photograph; the paper uses 64.", min=2)] = 32,
+) -> None:
+    """Classify a dozen real photographs with every method and write a report with pictures."""
+    from usetta import demo as demonstration
+    from usetta import methods as known_methods
+    from usetta.models import load_model
+    from usetta.models.cached import CachedImages
+    from usetta.models.wheels import cache_dir
+
+    with clear_errors():
+        names = list(dict.fromkeys(known_methods.get(name).name for name in methods.split(",")))
+        photographs = demonstration.photographs(say)
+        loaded = CachedImages(load_model(model), cache_dir() / "demo" / "features")
+        say(f"model: {loaded.name}, {views} views of each of {len(photographs)} photographs")
+        answers = demonstration.answers(loaded, photographs, names, views)
+        found = list(track(answers, len(photographs), "Classifying"))
+        page = demonstration.write_report(found, out, loaded, views)
+    print_rows(
+        [
+            {"photograph": each.photograph.shows}
+            | {
+                name: ("✓" if each.is_right(name) else f"✗ {explanation.prediction.label}")
+                + f" {explanation.prediction.confidence:.0%}"
+                for name, explanation in each.by_method.items()
+            }
+            for each in found
+        ],
+        as_json=False,
+    )
+    for name in names:
+        skipped = sum(each.by_method[name].prediction.skipped is True for each in found)
+        left = f", {skipped} skipped because the views already agree" if skipped else ""
+        typer.echo(f"{name}: {sum(each.is_right(name) for each in found)} of {len(found)} right{left}")
+    typer.echo(f"report: {page}")
+
+
+def _classifier(
+    classes: str,
+    method: str,
+    model: str,
+    template: list[str] | None,
+    context: Path | None,
+    views: int,
+    seed: int,
+    augmix: bool,
+) -> "Classifier":
+    from usetta import methods
+    from usetta.classifier import Classifier
+    from usetta.coop import template_of
+    from usetta.models import load_model
+    from usetta.prompts import DEFAULT_TEMPLATE
+
+    names, recipe = _read_classes(classes), methods.get(method)  # before the slow part, so that a typo is told at once
+    templates = template or (template_of(context) if context else DEFAULT_TEMPLATE)
+    loaded = load_model(model)
+    say(f"model: {loaded.name}")
+    return Classifier(
+        names, loaded, recipe, templates=templates, context=context, views=views, seed=seed, augmix=augmix
+    )
+
+
+def _read_classes(classes: str) -> list[str]:
+    if classes.startswith("@"):
+        try:
+            found = Path(classes[1:]).read_text(encoding="utf-8-sig").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"cannot read class names from {classes[1:]!r}: {error}") from error
+    else:
+        found = classes.split(",")
+    names = [name.strip() for name in found if name.strip()]
+    if not names:
+        raise ValueError("there must be at least one class name")
+    return names
+
+
+def _sentence(answer: "Prediction") -> str:
+    text = f"{answer.label}  {answer.confidence:.1%}"
+    weak = answer.classes[int(answer.zero_shot.argmax())]
+    return text if weak == answer.label else f"{text}  (zero-shot: {weak}  {float(answer.zero_shot.max()):.1%})"
+
+
+def _text_writer(pictures: list[Path]) -> Any:
+    width = max(len(str(picture)) for picture in pictures)
+
+    def write(picture: Path, outcome: Any) -> None:
+        if not isinstance(outcome, Exception):
+            _line(f"{picture!s:<{width}}  {_sentence(outcome)}")
+
+    return write
+
+
+def _json_writer(top: int) -> Any:
+    def write(picture: Path, outcome: Any) -> None:
+        bad = isinstance(outcome, Exception)
+        _line(json.dumps({"source": str(picture), "error": outcome.reason} if bad else outcome.as_dict(top)))
+
+    return write
+
+
+def _csv_writer() -> Any:
+    table = csv.writer(sys.stdout, lineterminator="\n")
+    table.writerow(["source", "label", "probability", "zero_shot_label", "zero_shot_probability", "error"])
+
+    def write(picture: Path, outcome: Any) -> None:
+        if isinstance(outcome, Exception):
+            table.writerow([picture, "", "", "", "", outcome.reason])  # type: ignore[attr-defined]
+        else:
+            row = outcome.as_dict()
+            zero_shot = row["zero_shot"]
+            table.writerow(
+                [picture, row["label"], row["probability"], zero_shot["label"], zero_shot["probability"], ""]
+            )
+        sys.stdout.flush()
+
+    return write
+
+
+def _line(text: str) -> None:
+    """One line to standard output, at once: what has been computed survives whatever comes next."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
