@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from usetta.evaluate.store import FILE, Row, Store, StoreError
+from usetta.evaluate.store import FILE, Bad, Row, Seen, Store, StoreError, View
 
-ROW = Row("pets", "a/b.jpg", 0, "use", 3, 4, 0.6, 0.3, 1, 0.45, 0.25, 0.4, True, 0.1)
+ROW = Row("pets", "a/b.jpg", 0, "use", 3, 4, 0.6, 0.3, 1, 0.45, 0.25, 0.4, 3, True, 0.1)
 
 
 def test_rows_come_back_as_they_were_in_the_order_of_their_keys(tmp_path: Path) -> None:
@@ -50,9 +50,29 @@ def test_a_batch_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
 
 def test_bad_pictures_are_remembered_with_their_reason(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
-        store.add([], [("pets", "b.jpg", "empty"), ("pets", "a.jpg", "truncated")])
-        store.add([], [("pets", "b.jpg", "empty file")])
+        store.add([], bad=[Bad("pets", "b.jpg", "empty"), Bad("pets", "a.jpg", "truncated")])
+        store.add([], bad=[Bad("pets", "b.jpg", "empty file")])
         assert store.bad() == [("pets", "a.jpg", "truncated"), ("pets", "b.jpg", "empty file")]
+
+
+def test_a_picture_that_was_seen_is_not_bad_any_more_and_its_views_come_back(tmp_path: Path) -> None:
+    seen = Seen("pets", "b.jpg", 0, (View(0, 3, 0.5), View(17, 4, 0.25)))
+    with Store(tmp_path) as store:
+        store.add([], bad=[Bad("pets", "b.jpg", "empty"), Bad("dtd", "b.jpg", "empty")])
+        store.add([], [seen])
+        assert store.bad() == [("dtd", "b.jpg", "empty")]
+        assert store.seen("pets", "b.jpg", 0) == seen
+        assert store.seen("pets", "b.jpg", 1) is None
+
+
+def test_notes_are_replaced_and_what_the_run_depends_on_is_called_by_its_name(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        store.note("place", "pets", "/a")
+        store.note("place", "pets", "/b")
+        assert store.facts("place") == {"pets": "/b"}
+        store.fix("run", "model", {"name": "a"})
+        with pytest.raises(StoreError, match="was made with another model: name was 'a' and is 'b'"):
+            store.fix("run", "model", {"name": "b"})
 
 
 def test_what_rows_depend_on_cannot_change(tmp_path: Path) -> None:

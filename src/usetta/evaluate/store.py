@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 FILE = "results.sqlite"
 _VERSION = 1
@@ -44,10 +44,39 @@ class Row:
     """The weak view's entropy rank; None without strong views."""
     beta: float
     """The weak view's weight in SE."""
+    before: int | None
+    """The prediction without tuning; None for methods that tune nothing."""
     skipped: bool | None
-    """Whether tuning was left out; None for methods that tune nothing."""
+    """Whether tuning was left out; None likewise."""
     seconds: float
     """Time the picture took: its views, shared with other methods, and the method itself."""
+
+
+class View(NamedTuple):
+    """What a view says by itself, before anything is tuned."""
+
+    number: int
+    """0 is the weak view, the picture itself."""
+    label: int
+    entropy: float
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The views of a picture that a report shows: the weak one, and the most certain of the strong ones."""
+
+    dataset: str
+    picture: str
+    seed: int
+    views: tuple[View, ...]
+
+
+class Bad(NamedTuple):
+    """A picture that could not be read."""
+
+    dataset: str
+    picture: str
+    reason: str
 
 
 _KINDS = {int: "INTEGER", float: "REAL", str: "TEXT", bool: "INTEGER"}
@@ -89,22 +118,34 @@ class Store:
             )
             self._db.execute("CREATE TABLE IF NOT EXISTS facts (kind, name, value, PRIMARY KEY (kind, name))")
             self._db.execute(
+                "CREATE TABLE IF NOT EXISTS seen (dataset, picture, seed, views, PRIMARY KEY (dataset, picture, seed))"
+            )
+            self._db.execute(
                 "CREATE TABLE IF NOT EXISTS bad (dataset, picture, reason, PRIMARY KEY (dataset, picture))"
             )
             self._db.execute(f"PRAGMA user_version = {_VERSION}")
 
     def fix(self, kind: str, name: str, value: Any) -> None:
-        """Write down what rows depend on; refuse another value than the one that is there."""
+        """Write down what rows depend on; refuse another value than the one that is there.
+
+        What the whole run depends on is of the kind `run`, and called by its name alone.
+        """
         new = json.dumps(value, sort_keys=True)
         found = self._db.execute("SELECT value FROM facts WHERE kind = ? AND name = ?", (kind, name)).fetchone()
         if found is None:
             with self._db:
                 self._db.execute("INSERT INTO facts VALUES (?, ?, ?)", (kind, name, new))
         elif found[0] != new:
+            what = name if kind == "run" else f"{kind} '{name}'"
             raise StoreError(
-                f"the run in {self.folder} was made with another {kind} '{name}': {_difference(found[0], new)}. "
+                f"the run in {self.folder} was made with another {what}: {_difference(found[0], new)}. "
                 "Choose another directory with --out"
             )
+
+    def note(self, kind: str, name: str, value: Any) -> None:
+        """Write down what rows do not depend on, in place of what was there."""
+        with self._db:
+            self._db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", (kind, name, json.dumps(value)))
 
     def facts(self, kind: str) -> dict[str, Any]:
         """What was written down of that kind, by name."""
@@ -116,15 +157,30 @@ class Store:
         query = "SELECT picture FROM results WHERE dataset = ? AND seed = ? AND method = ?"
         return {picture for (picture,) in self._db.execute(query, (dataset, seed, method))}
 
-    def bad(self) -> list[tuple[str, str, str]]:
-        """Pictures that could not be read: data set, picture, reason."""
-        return list(self._db.execute("SELECT dataset, picture, reason FROM bad ORDER BY dataset, picture"))
+    def bad(self) -> list[Bad]:
+        """Pictures that could not be read when they were last tried."""
+        return [Bad(*each) for each in self._db.execute("SELECT * FROM bad ORDER BY dataset, picture")]
 
-    def add(self, rows: Iterable[Row], bad: Iterable[tuple[str, str, str]] = ()) -> None:
-        """Write rows, and pictures that could not be read, together or not at all."""
+    def seen(self, dataset: str, picture: str, seed: int) -> Seen | None:
+        """The views of a picture that were written down."""
+        query = "SELECT views FROM seen WHERE dataset = ? AND picture = ? AND seed = ?"
+        found = self._db.execute(query, (dataset, picture, seed)).fetchone()
+        return found and Seen(dataset, picture, seed, tuple(View(*each) for each in json.loads(found[0])))
+
+    def add(self, rows: Iterable[Row], seen: Iterable[Seen] = (), bad: Iterable[Bad] = ()) -> None:
+        """Write rows, views and pictures that could not be read, together or not at all.
+
+        A picture that has been seen is not bad any more.
+        """
+        rows, seen = list(rows), list(seen)
         places = ", ".join("?" * len(COLUMNS))
+        views = [(each.dataset, each.picture, each.seed, json.dumps(each.views)) for each in seen]
         with self._db:
             self._db.executemany(f"INSERT OR REPLACE INTO results VALUES ({places})", map(astuple, rows))  # noqa: S608
+            self._db.executemany("INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?)", views)
+            self._db.executemany(
+                "DELETE FROM bad WHERE dataset = ? AND picture = ?", [(each.dataset, each.picture) for each in seen]
+            )
             self._db.executemany("INSERT OR REPLACE INTO bad VALUES (?, ?, ?)", bad)
 
     def rows(self, where: Mapping[str, Any] | None = None) -> Iterator[Row]:
