@@ -11,6 +11,7 @@ from matplotlib.text import Text
 from conftest import make_picture
 from models.tiny import TINY_RESNET, TINY_VIT, disturbed
 from usetta import Classifier, Explanation, ImageError, Prediction, Recipe, methods
+from usetta.episode import encode
 from usetta.images import open_image, picture_id
 from usetta.models.clip import CLIP
 from usetta.models.config import CLIPConfig
@@ -32,7 +33,7 @@ def classifier(tiny_model: CLIP) -> Classifier:
 @pytest.mark.parametrize("number", [AGREE, DISAGREE])
 def test_it_is_the_recipe_on_the_views(tiny_model: CLIP, method: str, number: int) -> None:
     recipe, image = methods.get(method), make_picture(number)
-    features = tiny_model.encode_images(make_views(image, picture_id(image), ViewRecipe(views=16, size=32)))
+    features = encode(tiny_model, make_views(image, picture_id(image), ViewRecipe(views=16, size=32)))
     expected = run(recipe, features[None], ClassPrompts(tiny_model.text, CLASSES), tiny_model.logit_scale)
     answer = Classifier(CLASSES, tiny_model, method, views=16)(image)
     np.testing.assert_allclose(answer.probs, expected.probs[0].numpy(), atol=1e-6)

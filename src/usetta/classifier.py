@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import torch
 from PIL import Image
-from torch.nn.functional import interpolate
 
 from usetta import methods
 from usetta.coop import load_context
+from usetta.episode import Episode, answer, check, encode, encode_with_hidden
 from usetta.images import ImageError, ImageSource, open_image, picture_id
 from usetta.models import Model, load_model
 from usetta.progress import track
 from usetta.prompts import DEFAULT_TEMPLATE, ClassPrompts
-from usetta.recipe import Hidden, Recipe, Result, Reward, run
+from usetta.recipe import Recipe, Result
 from usetta.select import confident_strong, keep_count, most_confident
 from usetta.views import ViewRecipe, make_views
 
@@ -144,18 +144,6 @@ class Explanation:
         self.figure(shown).savefig(path)
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """The views of one picture as the image tower sees them."""
-
-    features: torch.Tensor
-    """(N, D)"""
-    judged: torch.Tensor | None = None
-    """(N, D'): their features by the reward model, if there is one."""
-    hidden: torch.Tensor | None = None
-    """(N, tokens, width): what enters the last blocks of the tower, if that is needed."""
-
-
 _BLENDS = ("weak", "strong", "average", "uniform", "se")
 """Read-outs that are a weight β of the weak view and 1 − β of others."""
 
@@ -187,8 +175,6 @@ class Classifier:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size}")
         self.recipe = methods.get(method)
-        if views < 2 and not self.recipe.weak_only:
-            raise ValueError(f"method '{self.recipe.name}' compares views, so it needs at least 2, not {views}")
         self.model = load_model(model) if isinstance(model, str) else model
         self.classes = tuple(classes)
         self.batch_size = batch_size
@@ -197,7 +183,7 @@ class Classifier:
         self._prompts = ClassPrompts(self.model.text, classes, templates, context)
         self._judge = load_model(reward) if isinstance(reward, str) else reward
         self._templates = templates
-        _check_tunable(self.recipe, self._prompts, self.model)
+        check(self.recipe, self.model, self._prompts, views)
         self._view_recipe = ViewRecipe(views=views, size=self.model.image_size, augmix=augmix, seed=seed)
 
     @cached_property
@@ -242,7 +228,7 @@ class Classifier:
         """What several methods say about one picture, all from one encoding of its views."""
         found = [methods.get(recipe) for recipe in recipes]
         for recipe in found:
-            _check_tunable(recipe, self._prompts, self.model)
+            check(recipe, self.model, self._prompts, self._view_recipe.views)
         image = open_image(picture)
         pixels = make_views(image, picture_id(image), self._view_recipe)
         seen = self._encode(pixels, hidden=any(recipe.needs_hidden for recipe in found))
@@ -256,7 +242,7 @@ class Classifier:
         remaining = iter(pictures)
         while batch := list(islice(remaining, self.batch_size)):
             outcomes: dict[int, Prediction | ImageError] = {}
-            seen: dict[int, _Seen] = {}
+            seen: dict[int, Episode] = {}
             for i, picture in enumerate(batch):
                 try:
                     seen[i] = self._look_at(picture)
@@ -276,32 +262,21 @@ class Classifier:
             answers.append(outcome)
         return answers
 
-    def _look_at(self, picture: ImageSource) -> "_Seen":
+    def _look_at(self, picture: ImageSource) -> Episode:
         image = open_image(picture)
         recipe = replace(self._view_recipe, views=1) if self.recipe.weak_only else self._view_recipe
         return self._encode(make_views(image, picture_id(image), recipe), hidden=self.recipe.needs_hidden)
 
-    def _encode(self, pixels: torch.Tensor, *, hidden: bool) -> "_Seen":
-        judged = None
-        if self._judge:
-            size = self._judge.image_size
-            judged = self._judge.encode_images(pixels if size == pixels.shape[-1] else _resized(pixels, size))
+    def _encode(self, pixels: torch.Tensor, *, hidden: bool) -> Episode:
+        judged = encode(self._judge, pixels) if self._judge else None
         if not hidden:
-            return _Seen(self.model.encode_images(pixels), judged)
-        states = self.model.hidden_states(pixels)
-        return _Seen(self.model.tail().encode(states), judged, states)
+            return Episode(encode(self.model, pixels), judged)
+        features, states = encode_with_hidden(self.model, pixels)
+        return Episode(features, judged, states)
 
-    def _answer(self, sources: list[str], seen: list["_Seen"], recipe: Recipe) -> list[Prediction]:
-        features = torch.stack([each.features for each in seen])
-        states = [each.hidden for each in seen if each.hidden is not None]
-        hidden = Hidden(self.model.tail(), states) if recipe.needs_hidden else None
-        reward = None
-        if recipe.loss == "reward":
-            judged = [each.features if each.judged is None else each.judged for each in seen]
-            reward = Reward(torch.stack(judged), self._words.features())
-        result = run(recipe, features, self._prompts, self.model.logit_scale, reward=reward, hidden=hidden)
-        if not torch.isfinite(result.probs).all():
-            raise ValueError(f"method '{recipe.name}' tuned until nothing but NaN was left; its settings are too large")
+    def _answer(self, sources: list[str], seen: list[Episode], recipe: Recipe) -> list[Prediction]:
+        words = self._words if recipe.loss == "reward" else None
+        result = answer(recipe, seen, self.model, self._prompts, words)
         return [self._prediction(source, recipe, result, i) for i, source in enumerate(sources)]
 
     def _prediction(self, source: str, recipe: Recipe, result: Result, i: int) -> Prediction:
@@ -331,24 +306,6 @@ def _tuned_on(recipe: Recipe, entropies: torch.Tensor) -> tuple[int, ...]:
     if recipe.select == "confident":
         return tuple(most_confident(entropies, keep_count(len(entropies), recipe.rho)).tolist())
     return 0, *confident_strong(entropies[None], recipe.rho)[0].tolist()
-
-
-def _check_tunable(recipe: Recipe, prompts: ClassPrompts, model: Model) -> None:
-    """Tell that there is nothing to tune before any picture is read."""
-    if recipe.needs_hidden:
-        model.tail()
-    if recipe.needs_prompts:
-        try:
-            prompts.check_tunable()
-        except ValueError as error:
-            hint = f"give one template with words before the name, such as {DEFAULT_TEMPLATE!r}"
-            raise ValueError(f"method '{recipe.name}' tunes the prompt, but {error}; {hint}") from error
-
-
-def _resized(pixels: torch.Tensor, size: int) -> torch.Tensor:
-    """Pixels (n, 3, size, size) of views, as float in 0..1, for a model of another size."""
-    unit = pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels
-    return interpolate(unit, size=(size, size), mode="bicubic", antialias=True).clamp(0, 1)
 
 
 def _is_one(pictures: object) -> bool:

@@ -104,6 +104,15 @@ def picture_id(image: Image.Image) -> str:
     return digest.hexdigest()
 
 
+def file_digest(path: str | os.PathLike[str]) -> str:
+    """Return a hash of a picture's file, which tells without decoding that it is still the same."""
+    try:
+        with _binary_stream(path) as stream:
+            return hashlib.file_digest(stream, "blake2b").hexdigest()[:32]  # type: ignore[arg-type]
+    except Exception as error:
+        raise ImageError(_name(path), _reason(error)) from error
+
+
 def find_images(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[Path]:
     """Return the picture files that `paths` stand for, in the order given.
 

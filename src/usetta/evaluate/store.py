@@ -157,6 +157,13 @@ class Store:
         query = "SELECT picture FROM results WHERE dataset = ? AND seed = ? AND method = ?"
         return {picture for (picture,) in self._db.execute(query, (dataset, seed, method))}
 
+    def right(self, dataset: str, seed: int) -> dict[str, tuple[int, int]]:
+        """Right answers and answers of each method."""
+        query = (
+            "SELECT method, SUM(label = prediction), COUNT(*) FROM results WHERE dataset = ? AND seed = ? GROUP BY 1"
+        )
+        return {method: (right, n) for method, right, n in self._db.execute(query, (dataset, seed))}
+
     def bad(self) -> list[Bad]:
         """Pictures that could not be read when they were last tried."""
         return [Bad(*each) for each in self._db.execute("SELECT * FROM bad ORDER BY dataset, picture")]
@@ -177,7 +184,11 @@ class Store:
         views = [(each.dataset, each.picture, each.seed, json.dumps(each.views)) for each in seen]
         with self._db:
             self._db.executemany(f"INSERT OR REPLACE INTO results VALUES ({places})", map(astuple, rows))  # noqa: S608
-            self._db.executemany("INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?)", views)
+            self._db.executemany(
+                "INSERT INTO seen VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET views = excluded.views "
+                "WHERE length(excluded.views) > length(views)",  # the weak view alone tells less
+                views,
+            )
             self._db.executemany(
                 "DELETE FROM bad WHERE dataset = ? AND picture = ?", [(each.dataset, each.picture) for each in seen]
             )

@@ -1,0 +1,80 @@
+"""From the views of a picture to the answer of a recipe: what a model says about the views, once, for every recipe.
+
+The weak view goes through the tower by itself, so its features are the same to the last bit whether or not there are
+other views.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from usetta.models import Model
+from usetta.prompts import DEFAULT_TEMPLATE, ClassPrompts
+from usetta.recipe import Hidden, Recipe, Result, Reward, run
+
+
+@dataclass(frozen=True)
+class Episode:
+    """The views of one picture as the image tower sees them."""
+
+    features: Tensor
+    """(N, D)"""
+    judged: Tensor | None = None
+    """(N, D'): their features by the reward model, if there is one."""
+    hidden: Tensor | None = None
+    """(N, tokens, width): what enters the last blocks of the tower, if that is needed."""
+
+
+def encode(model: Model, pixels: Tensor) -> Tensor:
+    """Features (N, D) of views (N, 3, S, S), of any size, the weak one first."""
+    fitting = _resized(pixels, model.image_size)
+    return torch.cat([model.encode_images(fitting[:1]), model.encode_images(fitting[1:])])
+
+
+def encode_with_hidden(model: Model, pixels: Tensor) -> tuple[Tensor, Tensor]:
+    """Features (N, D) of views, and the hidden states (N, tokens, width) that they come from."""
+    states = torch.cat([model.hidden_states(pixels[:1]), model.hidden_states(pixels[1:])])
+    tail = model.tail()
+    return torch.cat([tail.encode(states[:1]), tail.encode(states[1:])]), states
+
+
+def answer(
+    recipe: Recipe, episodes: Sequence[Episode], model: Model, prompts: ClassPrompts, words: ClassPrompts | None = None
+) -> Result:
+    """What `recipe` says about pictures; `words` are the prompts as a reward model reads them, if not as the model."""
+    features = torch.stack([each.features for each in episodes])
+    states = [each.hidden for each in episodes if each.hidden is not None]
+    hidden = Hidden(model.tail(), states) if recipe.needs_hidden else None
+    reward = None
+    if recipe.loss == "reward":
+        judged = [each.features if each.judged is None else each.judged for each in episodes]
+        reward = Reward(torch.stack(judged), (words or prompts).features())
+    result = run(recipe, features, prompts, model.logit_scale, reward=reward, hidden=hidden)
+    if not torch.isfinite(result.probs).all():
+        raise ValueError(f"method '{recipe.name}' tuned until nothing but NaN was left; its settings are too large")
+    return result
+
+
+def check(recipe: Recipe, model: Model, prompts: ClassPrompts, views: int) -> None:
+    """Tell what a recipe lacks before any picture is read."""
+    if views < 2 and not recipe.weak_only:
+        raise ValueError(f"method '{recipe.name}' compares views, so it needs at least 2, not {views}")
+    if recipe.needs_hidden:
+        model.tail()
+    if recipe.needs_prompts:
+        try:
+            prompts.check_tunable()
+        except ValueError as error:
+            hint = f"give one template with words before the name, such as {DEFAULT_TEMPLATE!r}"
+            raise ValueError(f"method '{recipe.name}' tunes the prompt, but {error}; {hint}") from error
+
+
+def _resized(pixels: Tensor, size: int) -> Tensor:
+    """Pixels (n, 3, size, size) of views: as they are if that is their size, else as float in 0..1."""
+    if pixels.shape[-1] == size:
+        return pixels
+    unit = pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels
+    return interpolate(unit, size=(size, size), mode="bicubic", antialias=True).clamp(0, 1)

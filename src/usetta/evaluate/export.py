@@ -1,0 +1,151 @@
+"""All rows of a run as one file for other programs: Parquet, CSV, JSON or JSON lines, by the ending of its name.
+
+Rows go through a few at a time, so memory does not grow with the run. A file appears under its name when it is whole,
+and not before. Numbers of classes have the names of the classes beside them.
+"""
+
+import csv
+import io
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from importlib import import_module
+from itertools import batched, chain
+from pathlib import Path
+from typing import IO, Any
+
+from usetta.evaluate.store import Row, Store
+
+_CLASSES = ("label", "prediction", "before")
+"""Columns that hold the number of a class."""
+_FACTS = ("run", "data set", "recipe", "classes", "root", "invocation")
+_AT_ONCE = 2**16
+"""Rows in a group of a Parquet file."""
+
+
+def export(store: Store, path: Path) -> int:
+    """Write all rows to `path`, whose ending is one of `FORMATS`, and return how many there are.
+
+    JSON holds the facts of the run and its bad pictures as well, and so do the metadata of Parquet.
+    """
+    write = FORMATS.get(path.suffix.lower())
+    if write is None:
+        raise ValueError(f"cannot export to {path.name!r}: the name must end in {', '.join(FORMATS)}")
+    if not path.parent.is_dir():
+        raise ValueError(f"no folder {str(path.parent)!r} to write {path.name} to")
+    counted = _Counted(_records(store))
+    with _whole_or_nothing(path) as file:
+        write(file, counted, store)
+    return counted.count
+
+
+class _Counted:
+    """Iterates, and knows how often it did."""
+
+    def __init__(self, items: Iterable[dict[str, Any]]) -> None:
+        self._items = items
+        self.count = 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for item in self._items:
+            self.count += 1
+            yield item
+
+
+@contextmanager
+def _whole_or_nothing(target: Path) -> Iterator[IO[bytes]]:
+    """A file to write to, which becomes `target` if nothing goes wrong, and else leaves no trace."""
+    part = target.with_name(f"{target.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _columns() -> Iterator[tuple[str, Any]]:
+    """Names of the columns and their types, as of `Row`, with the name of a class behind its number."""
+    for field in fields(Row):
+        yield field.name, field.type
+        if field.name in _CLASSES:
+            yield f"{field.name}_name", str
+
+
+def _records(store: Store) -> Iterator[dict[str, Any]]:
+    classes = store.facts("classes")
+    for row in store.rows():
+        names = classes.get(row.dataset, ())
+        record = {}
+        for name, value in vars(row).items():
+            record[name] = value
+            if name in _CLASSES:
+                record[f"{name}_name"] = names[value] if value is not None and value < len(names) else None
+        yield record
+
+
+def _about(store: Store) -> dict[str, Any]:
+    return {
+        "facts": {kind: store.facts(kind) for kind in _FACTS},
+        "bad": [bad._asdict() for bad in store.bad()],
+    }
+
+
+@contextmanager
+def _text(file: IO[bytes]) -> Iterator[io.TextIOWrapper]:
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+    yield text
+    text.detach()  # flushes, and leaves the file open for its owner
+
+
+def _write_csv(file: IO[bytes], records: Iterable[dict[str, Any]], _store: Store) -> None:
+    with _text(file) as text:
+        writer = csv.DictWriter(text, [name for name, _ in _columns()], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(records)
+
+
+def _write_jsonl(file: IO[bytes], records: Iterable[dict[str, Any]], _store: Store) -> None:
+    with _text(file) as text:
+        text.writelines(f"{json.dumps(record, ensure_ascii=False)}\n" for record in records)
+
+
+def _write_json(file: IO[bytes], records: Iterable[dict[str, Any]], store: Store) -> None:
+    with _text(file) as text:
+        about = json.dumps(_about(store), ensure_ascii=False)
+        text.write(f'{about[:-1]}, "rows": [')
+        separators = chain(("\n",), iter(lambda: ",\n", None))
+        text.writelines(f"{next(separators)}{json.dumps(record, ensure_ascii=False)}" for record in records)
+        text.write("\n]}\n")
+
+
+def _write_parquet(file: IO[bytes], records: Iterable[dict[str, Any]], store: Store) -> None:
+    try:
+        arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise ValueError(f"Parquet needs pyarrow: pip install 'usetta[parquet]' ({error})") from None
+    kinds = {int: arrow.int64(), float: arrow.float64(), str: arrow.string(), bool: arrow.bool_()}
+    schema = arrow.schema(
+        [(name, kinds[_without_none(declared)]) for name, declared in _columns()],
+        metadata={"usetta": json.dumps(_about(store), ensure_ascii=False)},
+    )
+    with parquet.ParquetWriter(file, schema) as writer:
+        for some in batched(records, _AT_ONCE):
+            writer.write_batch(arrow.RecordBatch.from_pylist(list(some), schema=schema))
+
+
+def _without_none(declared: Any) -> Any:
+    return getattr(declared, "__args__", (declared,))[0]
+
+
+FORMATS: dict[str, Callable[[IO[bytes], Iterable[dict[str, Any]], Store], None]] = {
+    ".parquet": _write_parquet,
+    ".csv": _write_csv,
+    ".json": _write_json,
+    ".jsonl": _write_jsonl,
+}
+"""By the ending of a file's name."""

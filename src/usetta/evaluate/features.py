@@ -1,0 +1,67 @@
+"""Features of views on disk, so that a second run with other methods encodes nothing.
+
+One SQLite database for any number of pictures, models and recipes of views. Features are kept in half precision, and
+the runner rounds what it computes in the same way: a result does not depend on where its features came from.
+"""
+
+import hashlib
+import sqlite3
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from usetta.evaluate.store import StoreError
+
+FILE = "features.sqlite"
+
+
+def feature_key(model: str, views: str, picture: str, digest: str) -> bytes:
+    """The key of a picture's features: fingerprint of the model, recipe of the views, and the picture by id and file.
+
+    The id decides the random draws, the file's digest what they are applied to.
+    """
+    parts = "\0".join((model, views, picture, digest))
+    return hashlib.blake2b(parts.encode("utf-8", "surrogateescape"), digest_size=16).digest()
+
+
+class FeatureCache:
+    """Features by key. Threads may share it."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / FILE
+        self._lock = threading.Lock()
+        try:
+            self._db = sqlite3.connect(path, check_same_thread=False, timeout=60)
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = NORMAL")
+            with self._db:
+                self._db.execute("CREATE TABLE IF NOT EXISTS features (key BLOB UNIQUE, views INTEGER, half BLOB)")
+        except sqlite3.DatabaseError as error:
+            raise StoreError(f"{path} is not a cache of features ({error})") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._db.close()
+
+    def get(self, key: bytes) -> Tensor | None:
+        """Features (N, D) in half precision, if they are there."""
+        with self._lock:
+            found = self._db.execute("SELECT views, half FROM features WHERE key = ?", (key,)).fetchone()
+        if found is None:
+            return None
+        views, half = found
+        return torch.from_numpy(np.frombuffer(half, dtype="<f2").reshape(views, -1).astype(np.float16))
+
+    def put(self, features: Mapping[bytes, Tensor]) -> None:
+        """Keep features (N, D) in half precision by key, all or none."""
+        rows = [(key, len(each), each.numpy().astype("<f2").tobytes()) for key, each in features.items()]
+        with self._lock, self._db:
+            self._db.executemany("INSERT OR REPLACE INTO features VALUES (?, ?, ?)", rows)

@@ -1,0 +1,248 @@
+"""The work of a run: pictures of a data set through views, tower and methods to rows of the store.
+
+Threads read, decode and augment the next pictures while the tower encodes this one; how far ahead they may be is
+bounded, so memory does not grow with the number of pictures. Tasks come and outcomes go in order. A worker holds
+nothing that belongs to a run as a whole, so it can stand in any process.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from usetta.data import Dataset
+from usetta.episode import Episode, answer, encode, encode_with_hidden
+from usetta.evaluate.features import FeatureCache, feature_key
+from usetta.evaluate.metrics import columns
+from usetta.evaluate.store import Bad, Row, Seen, View
+from usetta.images import ImageError, file_digest, open_image
+from usetta.models import Model
+from usetta.prompts import ClassPrompts
+from usetta.recipe import Recipe, Result
+from usetta.views import ViewRecipe, make_views
+
+_SHOWN = 3
+"""Strong views of a picture that are written down for reports."""
+
+Given = TypeVar("Given")
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A data set, ready to be worked on."""
+
+    dataset: Dataset
+    views: ViewRecipe
+    """Of its pictures; the seed is the task's."""
+    recipes: Mapping[str, Recipe]
+    """By the name of the method."""
+    prompts: ClassPrompts
+    words: ClassPrompts | None = None
+    """The prompts as the reward model reads them, where a method asks one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """Pictures that go through the methods together."""
+
+    subject: Subject
+    seed: int
+    missing: Mapping[int, tuple[str, ...]]
+    """The methods whose answers are wanted, by number of the picture in the data set."""
+
+    @property
+    def recipes(self) -> dict[str, Recipe]:
+        """Of all methods whose answers are wanted for any of the pictures."""
+        wanted = {name for names in self.missing.values() for name in names}
+        return {name: recipe for name, recipe in self.subject.recipes.items() if name in wanted}
+
+    @property
+    def views(self) -> ViewRecipe:
+        """Of all pictures alike; strong views are made only if a method looks at them."""
+        recipe = replace(self.subject.views, seed=self.seed)
+        return replace(recipe, views=1) if all(each.weak_only for each in self.recipes.values()) else recipe
+
+    @property
+    def needs_hidden(self) -> bool:
+        """Whether a method runs the last blocks of the tower again."""
+        return any(recipe.needs_hidden for recipe in self.recipes.values())
+
+    @property
+    def needs_judge(self) -> bool:
+        """Whether a method learns from rewards."""
+        return any(recipe.loss == "reward" for recipe in self.recipes.values())
+
+
+@dataclass
+class Outcome:
+    """What became of a task."""
+
+    task: Task
+    rows: list[Row] = field(default_factory=list)
+    seen: list[Seen] = field(default_factory=list)
+    bad: list[Bad] = field(default_factory=list)
+    encoded: int = 0
+    """Pictures that went through the tower; the others had features in the cache."""
+
+
+@dataclass
+class _Prepared:
+    """A picture as a thread leaves it to the tower: features from the cache, or pixels, or what is wrong with it."""
+
+    task: Task
+    picture: int
+    seconds: float = 0.0
+    pixels: Tensor | None = None
+    features: list[Tensor | None] = field(default_factory=list)
+    """From the cache, by tower."""
+    keys: list[bytes] = field(default_factory=list)
+    error: ImageError | None = None
+
+
+class Worker:
+    """Does tasks with one model, and a judge for methods that learn from rewards."""
+
+    def __init__(
+        self, model: Model, *, judge: Model | None = None, cache: FeatureCache | None = None, threads: int = 2
+    ) -> None:
+        self._model = model
+        self._judge = judge
+        self._cache = cache
+        self._threads = threads
+        self._device = getattr(model, "device", torch.device("cpu"))
+
+    def run(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
+        """The outcomes of tasks, in order."""
+        pictures = ((task, picture) for task in tasks for picture in task.missing)
+        prepared = _ahead(lambda each: self._prepare(*each), pictures, self._threads)
+        for task, members in groupby(prepared, key=lambda each: each.task):
+            yield self._finish(task, members)
+
+    def _prepare(self, task: Task, picture: int) -> _Prepared:
+        started = time.perf_counter()
+        found = _Prepared(task, picture)
+        item = task.subject.dataset[picture]
+        views = task.views
+        try:
+            if self._cache:
+                digest = file_digest(item.path)
+                towers = [tower.fingerprint for tower in self._towers(task)]
+                found.keys = [feature_key(tower, views.key, item.id, digest) for tower in towers]
+                found.features = [self._cache.get(key) for key in found.keys]
+            if not found.features or any(each is None for each in found.features) or task.needs_hidden:
+                found.pixels = make_views(open_image(item.path, for_benchmark=True), item.id, views)
+        except ImageError as error:
+            found.error = error
+        found.seconds = time.perf_counter() - started
+        return found
+
+    def _finish(self, task: Task, members: Iterable[_Prepared]) -> Outcome:
+        outcome = Outcome(task)
+        episodes: dict[int, Episode] = {}
+        seconds: dict[int, float] = {}
+        new: dict[bytes, Tensor] = {}
+        dataset = task.subject.dataset
+        for each in members:
+            if each.error:
+                outcome.bad.append(Bad(dataset.name, dataset.ids[each.picture], each.error.reason))
+                continue
+            started = time.perf_counter()
+            episodes[each.picture] = self._encode(each, new)
+            outcome.encoded += each.pixels is not None
+            seconds[each.picture] = each.seconds + time.perf_counter() - started
+        if self._cache and new:
+            self._cache.put(new)
+        seen: dict[str, Seen] = {}
+        for name, recipe in task.recipes.items():
+            pictures = [picture for picture in episodes if name in task.missing[picture]]
+            if pictures:
+                started = time.perf_counter()
+                chosen = [episodes[picture] for picture in pictures]
+                result = answer(recipe, chosen, self._model, task.subject.prompts, task.subject.words)
+                share = (time.perf_counter() - started) / len(pictures)
+                times = [seconds[picture] + share for picture in pictures]
+                outcome.rows += _rows(task, name, recipe, pictures, result, times)
+                seen |= {each.picture: each for each in _seen(task, pictures, result)}
+        outcome.seen = list(seen.values())
+        return outcome
+
+    def _encode(self, prepared: _Prepared, new: dict[bytes, Tensor]) -> Episode:
+        """The episode of a picture; what the cache does not have yet is added to `new`."""
+        task, pixels, states = prepared.task, prepared.pixels, None
+        towers = self._towers(task)
+        found = prepared.features or [None] * len(towers)
+        for i, tower in enumerate(towers):
+            if i == 0 and task.needs_hidden:
+                assert pixels is not None
+                fresh, states = encode_with_hidden(tower, pixels)
+            elif found[i] is None:
+                assert pixels is not None
+                fresh = encode(tower, pixels)
+            else:
+                continue
+            found[i] = half = fresh.half().cpu()
+            if prepared.keys:
+                new[prepared.keys[i]] = half
+        features = [each.to(self._device).float() for each in found if each is not None]
+        return Episode(features[0], features[1] if len(features) > 1 else None, states)
+
+    def _towers(self, task: Task) -> list[Model]:
+        return [self._model, self._judge] if self._judge and task.needs_judge else [self._model]
+
+
+def _ahead(function: Callable[[Given], Found], items: Iterable[Given], threads: int) -> Iterator[Found]:
+    """`function` of each item, in order, by threads that are at most two items each ahead of the caller."""
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="usetta-views")
+    waiting: deque[Future[Found]] = deque()
+    try:
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            if len(waiting) > 2 * threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _rows(
+    task: Task, name: str, recipe: Recipe, pictures: Sequence[int], result: Result, seconds: Sequence[float]
+) -> Iterator[Row]:
+    dataset = task.subject.dataset
+    assert dataset.labels is not None
+    probs = result.probs.double().cpu().numpy()
+    found: dict[str, list[Any]] = {
+        column: values.tolist() for column, values in columns(probs, [dataset.labels[i] for i in pictures]).items()
+    }
+    before, skipped = result.before.argmax(dim=-1).tolist(), result.skipped.tolist()
+    delta, beta = result.delta.tolist(), result.beta.tolist()
+    for i, picture in enumerate(pictures):
+        yield Row(
+            dataset=dataset.name,
+            picture=dataset.ids[picture],
+            seed=task.seed,
+            method=name,
+            **{column: values[i] for column, values in found.items()},
+            delta=None if recipe.weak_only else delta[i],
+            beta=1.0 if recipe.weak_only else beta[i],
+            before=before[i] if recipe.tunes else None,
+            skipped=skipped[i] if recipe.tunes else None,
+            seconds=seconds[i],
+        )
+
+
+def _seen(task: Task, pictures: Sequence[int], result: Result) -> Iterator[Seen]:
+    """The weak view and the most certain strong views of pictures, of equals the first."""
+    dataset = task.subject.dataset
+    entropies, labels = result.entropies.cpu(), result.view_labels.cpu()
+    order = 1 + entropies[:, 1:].argsort(dim=-1, stable=True)[:, :_SHOWN]
+    for i, picture in enumerate(pictures):
+        views = tuple(View(n, int(labels[i, n]), float(entropies[i, n])) for n in (0, *order[i].tolist()))
+        yield Seen(dataset.name, dataset.ids[picture], task.seed, views)
