@@ -1,0 +1,467 @@
+"""Figures of the benchmark: from numbers by name to a matplotlib `Figure`, and with `save` to PNG and SVG.
+
+Accuracies and shares are in percent, as `usetta.evaluate.metrics` gives them. What is missing (an absent key, None,
+NaN) leaves a gap. `std`, wherever it is taken, has the shape of the accuracies and becomes error bars.
+
+Data sets differ by tens of points, choices of a setting by tenths. So a sweep has a panel for each data set, at its own
+level; but all panels span equally many points, and a slope means the same in each.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from numpy.typing import ArrayLike, NDArray
+
+from usetta.evaluate.metrics import ece
+from usetta.report import style
+from usetta.report.style import MEDIUM, POINTS, SMALL, WIDTH, Floats, fit, looks, number, save
+from usetta.report.tables import DASH, MINUS
+
+__all__ = [
+    "Picture",
+    "View",
+    "beta_strategies",
+    "cost",
+    "gains",
+    "gamma_sweep",
+    "reliability",
+    "save",
+    "skips",
+    "steps",
+    "view_grid",
+]
+
+ByName = Mapping[str, float | None]
+Table = Mapping[str, ByName]
+
+_ACCURACY = "accuracy, %"
+_STRATEGIES = {"uniform": "uniform", "adaptive": "se"}
+"""Choices of β that are methods as well, and look like them."""
+
+
+def gains(accuracy: Table, baseline: str = "clip", *, std: Table | None = None) -> Figure:
+    """How many points each method gains over the baseline: bars by data set.
+
+    accuracy[method][data set]. Many methods on many data sets go on in a second row. The error bars are those of the
+    methods alone.
+    """
+    if not accuracy:
+        raise ValueError("no accuracies: there must be some of the baseline and of another method")
+    if baseline not in accuracy:
+        raise ValueError(f"no accuracies of the baseline {baseline!r}, only of {', '.join(accuracy)}")
+    methods = [method for method in accuracy if method != baseline]
+    if not methods:
+        raise ValueError(f"nothing to compare with the baseline {baseline!r}: accuracies of another method are missing")
+    datasets = _inner(accuracy.values(), "data sets")
+    gain = _grid(accuracy, methods, datasets) - _grid(accuracy, [baseline], datasets)
+    error = _grid(std or {}, methods, datasets)
+
+    slots = len(methods) + 1
+    rows = math.ceil(len(datasets) * slots * 7 / 820)  # a bar has at least seven pixels
+    per_row = math.ceil(len(datasets) / rows)
+    width = min(WIDTH, max(4.5, 1 + 0.55 * per_row * slots))
+    spread = max(per_row, (width - 0.9) / (0.8 * slots))  # nor is it wider than 0.8 inches
+    bar = (width - 0.9) * POINTS / (spread * slots)
+    figure = style.new_figure(width, 0.5 + 3.1 * rows)
+    panels = list(figure.subplots(rows, 1, squeeze=False, sharey=True).flat)
+    parts = [slice(row * per_row, (row + 1) * per_row) for row in range(rows)]
+    look = looks(methods)
+    for axes, part in zip(panels, parts, strict=True):
+        for i, method in enumerate(methods):
+            places = np.arange(len(datasets[part]), dtype=np.float64) + (i - (len(methods) - 1) / 2) / slots
+            _bars(axes, places, gain[i, part], error[i, part], 0.94 / slots, look[method])
+            if bar >= 36:
+                _write_gains(axes, places, gain[i, part], error[i, part])
+        axes.axhline(0, color="black", linewidth=0.8)
+        axes.set_xlim((per_row - 1 - spread) / 2, (per_row - 1 + spread) / 2)
+        axes.margins(y=0.08)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _signed(value, "g") if value else "0"))
+        axes.set_ylabel(f"gain over {fit(baseline, 110, MEDIUM)}, points", fontsize=MEDIUM, parse_math=False)
+        style.plain(axes)
+    style.name_ticks(panels, [datasets[part] for part in parts], bar * slots)
+    handles = [tuple(Patch(**patch) for patch in look[method].patches()) for method in methods]
+    style.legend(figure, handles, methods)
+    return style.finish(figure)
+
+
+def _bars(axes: Any, places: Floats, heights: Floats, error: Floats, width: float, look: style.Look) -> None:
+    there = np.isfinite(heights)
+    for patch in look.patches():
+        axes.bar(places[there], heights[there], width, **patch)
+    _error_bars(axes, places, heights, error)
+
+
+def _write_gains(axes: Any, places: Floats, heights: Floats, error: Floats) -> None:
+    """Each gain at the end of its bar, clear of the error bar."""
+    for place, height, err in zip(places, heights, np.nan_to_num(error), strict=True):
+        if np.isfinite(height):
+            up = height >= 0
+            end, offset = (place, height + err if up else height - err), (0, 3 if up else -3)
+            where = {"textcoords": "offset points", "ha": "center", "va": "bottom" if up else "top"}
+            axes.annotate(_signed(height), end, offset, fontsize=SMALL, **where)
+
+
+def beta_strategies(accuracy: Table, *, std: Table | None = None) -> Figure:
+    """Ways to weigh the weak view against the strong ones; a panel for each data set or mean.
+
+    accuracy[strategy][data set]; a strategy is a fixed β (`0.5`, `β = 0.5`), `uniform`, `adaptive`, or anything else.
+    A line joins the fixed ones; a dotted one shows where they are better than the adaptive β.
+    """
+    strategies, groups = _outer(accuracy, "strategies"), _inner(accuracy.values(), "data sets")
+    values, error = _grid(accuracy, strategies, groups), _grid(std or {}, strategies, groups)
+    fixed = np.array([_is_number(strategy.rpartition("=")[2]) for strategy in strategies])
+    others = {int(i): _STRATEGIES.get(strategies[i], strategies[i]) for i in np.flatnonzero(~fixed)}
+    look = looks(others.values())
+    places = np.arange(len(strategies), dtype=np.float64)
+    figure, panels = _panels(groups, 2.5)
+    for axes, value, err in zip(panels, values.T, error.T, strict=True):
+        axes.plot(places[fixed], value[fixed], color="black", linewidth=1.2, marker="o", markersize=5)
+        for i, method in others.items():
+            axes.plot(places[i], value[i], **look[method].line(8), linestyle="none")
+            if strategies[i] == "adaptive" and np.isfinite(value[i]):
+                axes.axhline(value[i], color=look[method].colour, linestyle=":", linewidth=1.2, zorder=1)
+        _error_bars(axes, places, value, err)
+        axes.set_xlim(-0.5, len(strategies) - 0.5)
+    style.name_ticks(panels, [strategies] * len(panels), _panel_room(len(panels)) / len(strategies), longest=80)
+    _level(panels, list(values.T), list(error.T))
+    figure.supxlabel("weight of the weak view, β", fontsize=MEDIUM)
+    figure.supylabel(_ACCURACY, fontsize=MEDIUM)
+    return style.finish(figure)
+
+
+def gamma_sweep(
+    accuracy: Mapping[float, ByName],
+    *,
+    std: Mapping[float, ByName] | None = None,
+    default: float = 0.4,
+    method: str = "use",
+) -> Figure:
+    """Accuracy over γ; a panel for each data set or mean. The default γ is filled and has a dotted line.
+
+    accuracy[γ][data set], of `method`, which only chooses colour and marker.
+    """
+    gammas = sorted(_outer(accuracy, "values of γ"))
+    groups = _inner((accuracy[gamma] for gamma in gammas), "data sets")
+    values, error = _grid(accuracy, gammas, groups), _grid(std or {}, gammas, groups)
+    look = looks([method])[method]
+    figure, panels = _panels(groups, 2.3)
+    for axes, value, err in zip(panels, values.T, error.T, strict=True):
+        axes.axvline(default, color=style.DIM, linestyle=":", linewidth=1.2, zorder=1)
+        axes.plot(gammas, value, **look.line(), linewidth=1.5, markerfacecolor="white")
+        if default in gammas:
+            axes.plot(default, value[gammas.index(default)], **look.line())
+        _error_bars(axes, gammas, value, err)
+        _places(axes, gammas)
+    _level(panels, list(values.T), list(error.T))
+    figure.supxlabel(f"γ (dotted: the default, {default:g})", fontsize=MEDIUM)
+    figure.supylabel(_ACCURACY, fontsize=MEDIUM)
+    return style.finish(figure)
+
+
+def steps(
+    accuracy: Mapping[str, Mapping[str, Mapping[int, float | None]]],
+    *,
+    std: Mapping[str, Mapping[str, Mapping[int, float | None]]] | None = None,
+) -> Figure:
+    """Accuracy over the number of tuning steps: a panel for each data set, a line for each method.
+
+    accuracy[data set][method][steps]
+    """
+    datasets, methods = _outer(accuracy, "data sets"), _inner(accuracy.values(), "methods")
+    counts = sorted(_inner((of for each in accuracy.values() for of in each.values()), "numbers of steps"))
+    look = looks(methods)
+    figure, panels = _panels(datasets, 2.3)
+    values = [_grid(accuracy[dataset], methods, counts) for dataset in datasets]
+    errors = [_grid((std or {}).get(dataset, {}), methods, counts) for dataset in datasets]
+    for axes, value, error in zip(panels, values, errors, strict=True):
+        for i, method in enumerate(methods):
+            axes.plot(counts, value[i], **look[method].line(), linewidth=1.5)
+            _error_bars(axes, counts, value[i], error[i], look[method].colour)
+        _places(axes, counts)
+    _level(panels, values, errors)
+    figure.supxlabel("steps", fontsize=MEDIUM)
+    figure.supylabel(_ACCURACY, fontsize=MEDIUM)
+    style.legend(figure, [Line2D([], [], **look[method].line()) for method in methods], methods)
+    return style.finish(figure)
+
+
+def skips(
+    ratio: ByName, before: ByName, after: ByName, *, named: tuple[str, str] = ("before tuning", "after tuning")
+) -> Figure:
+    """By data set, the share of pictures that were not tuned on, and the accuracy before and after; all in percent.
+
+    `named` says before and after what: the paper's figure compares tuning every picture with skipping some.
+    """
+    datasets = _inner((ratio, before, after), "data sets")
+    columns = [np.array([number(of.get(dataset)) for dataset in datasets]) for of in (ratio, before, after)]
+    figure = style.new_figure(WIDTH, 1.4 + 0.36 * len(datasets))
+    axes, beside = figure.subplots(1, 2, sharey=True, width_ratios=[3, 1])
+    places = np.arange(len(datasets), dtype=np.float64)
+    share: dict[str, Any] = {"facecolor": style.SKY, "alpha": 0.5}
+    marks: tuple[dict[str, Any], ...] = (
+        {"color": style.DIM, "marker": "o", "markerfacecolor": "white", "linestyle": "none", "markersize": 7},
+        {"color": style.VERMILION, "marker": "D", "markeredgecolor": "white", "linestyle": "none", "markersize": 7},
+    )
+    there = np.isfinite(columns[0])
+    axes.barh(places[there], columns[0][there], 0.62, **share)
+    for values, shift, mark in zip(columns[1:], (-0.13, 0.13), marks, strict=True):
+        axes.plot(values, places + shift, **mark)
+    axes.set_yticks(places, [fit(name, 130) for name in datasets], fontsize=SMALL, parse_math=False)
+    axes.set(xlim=(0, 100), ylim=(len(datasets) - 0.5, -0.5))
+    axes.set_xlabel("share of pictures, %", fontsize=MEDIUM)
+    style.plain(axes, "x")
+    axes.tick_params(axis="y", length=0)
+    beside.axis("off")
+    kinds = (("skipped", 1, "black", "normal"), (named[0], 2, style.DIM, "normal"), (named[1], 2, "black", "bold"))
+    for x, (heading, digits, colour, weight), values in zip((0.15, 0.5, 0.85), kinds, columns, strict=True):
+        look = {"fontsize": SMALL, "color": colour, "ha": "center", "parse_math": False}
+        beside.text(x, -0.55, style.wrap(heading, 52), **look, va="bottom")
+        for place, value in zip(places, values, strict=True):
+            beside.text(x, place, _text(value, digits), **look, va="center", weight=weight)
+    handles = [Patch(**share), *(Line2D([], [], **mark) for mark in marks)]
+    style.legend(figure, handles, ["pictures skipped", *(f"accuracy {name}" for name in named)])
+    return style.finish(figure)
+
+
+def reliability(confidence: Mapping[str, ArrayLike], right: Mapping[str, ArrayLike], bins: int = 15) -> Figure:
+    """How often a method is right when it is so and so sure, a panel for each; below, how many pictures a bin holds.
+
+    Confidence in 0..1 and whether the answer was right, both (n,) by method. The hatched gap between accuracy and mean
+    confidence, weighted with the share of the pictures, is what the expected calibration error (ECE) adds up.
+    """
+    methods = _inner((confidence, right), "methods")
+    if bins < 1:
+        raise ValueError(f"there must be at least one bin, not {bins}")
+    columns = min(3, len(methods))
+    rows = math.ceil(len(methods) / columns)
+    figure = style.new_figure(WIDTH * (0.1 + 0.3 * columns), 0.8 + 3.5 * rows)
+    grid = figure.subplots(2 * rows, columns, squeeze=False, height_ratios=[3, 1] * rows)
+    look = looks(methods)
+    for i in range(rows * columns):
+        above, below = grid[2 * (i // columns) : 2 * (i // columns) + 2, i % columns]
+        if i < len(methods):
+            name = methods[i]
+            sure, hit = _answers(name, confidence.get(name, ()), right.get(name, ()))
+            _reliability(above, below, sure, hit, bins, look[name].colour)
+            above.set_title(fit(name, 90, MEDIUM), fontsize=MEDIUM, loc="left", parse_math=False)
+            below.set_xlabel("confidence, %", fontsize=MEDIUM)
+            if i % columns == 0:
+                above.set_ylabel(_ACCURACY, fontsize=MEDIUM)
+                below.set_ylabel("pictures", fontsize=MEDIUM)
+        else:
+            above.remove()
+            below.remove()
+    gap = Patch(facecolor="none", edgecolor="#333333", hatch="////")
+    diagonal = Line2D([], [], color="black", linestyle="--", linewidth=1)
+    names = ["accuracy", "gap to the mean confidence", "perfect calibration"]
+    style.legend(figure, [Patch(facecolor="#bbbbbb"), gap, diagonal], names)
+    return style.finish(figure)
+
+
+def _answers(name: str, confidence: ArrayLike, right: ArrayLike) -> tuple[Floats, Floats]:
+    """Both columns of a method, without the pictures where one is missing."""
+    sure, hit = np.asarray(confidence, dtype=np.float64), np.asarray(right, dtype=np.float64)
+    if not sure.size or not hit.size:
+        return np.empty(0), np.empty(0)
+    if sure.ndim != 1 or sure.shape != hit.shape:
+        raise ValueError(f"{name}: confidence {sure.shape} and right {hit.shape} must have one value for each picture")
+    there = np.isfinite(sure) & np.isfinite(hit)
+    return sure[there], hit[there]
+
+
+def _reliability(above: Any, below: Any, sure: Floats, hit: Floats, bins: int, colour: str) -> None:
+    error = float(ece(hit, np.ones_like(hit), sure, bins))
+    place = np.minimum((sure * bins).astype(np.int64), bins - 1)  # as `ece` does it
+    counts = np.bincount(place, minlength=bins)
+    filled = np.flatnonzero(counts)
+    width = 100 / bins
+    middles = width * (filled + 0.5)
+    accuracy, mean = (100 * np.bincount(place, each, minlength=bins)[filled] / counts[filled] for each in (hit, sure))
+    above.bar(middles, accuracy, width, color=colour, edgecolor="white", linewidth=0.6)
+    above.bar(
+        middles, np.abs(accuracy - mean), 0.86 * width, bottom=np.minimum(accuracy, mean),
+        facecolor="none", edgecolor="#333333", hatch="////", linewidth=0.8,
+    )  # fmt: skip
+    above.plot([0, 100], [0, 100], color="black", linestyle="--", linewidth=1)
+    below.bar(width * (np.arange(bins) + 0.5), counts, width, color=colour, edgecolor="white", linewidth=0.6)
+    for axes in (above, below):
+        style.plain(axes)
+        axes.set(xlim=(0, 100), xticks=[0, 25, 50, 75, 100])
+    above.set(ylim=(0, 100), yticks=[0, 25, 50, 75, 100])
+    above.tick_params(labelbottom=False)
+    above.set_title(f"ECE {error:.2f} %" if len(sure) else "no pictures", fontsize=SMALL, loc="right")
+    below.set_ylim(0, max(1, 1.05 * counts.max()))
+    below.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+    below.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+
+
+def cost(seconds: ByName, accuracy: ByName) -> Figure:
+    """Accuracy against the time that a picture takes, by method; a logarithmic axis if some take ten times longer."""
+    methods = [method for method in seconds if method in accuracy]
+    if not methods:
+        raise ValueError("no method with both seconds per picture and an accuracy")
+    figure = style.new_figure(WIDTH, 4.6)
+    axes = figure.subplots()
+    x, y = (np.array([number(of[method]) for method in methods]) for of in (seconds, accuracy))
+    there = np.isfinite(x) & np.isfinite(y)
+    look = looks(methods)
+    for i in np.flatnonzero(there):
+        axes.plot(x[i], y[i], **look[methods[i]].line(8), linestyle="none", clip_on=False)
+    axes.set_xlabel("seconds per picture", fontsize=MEDIUM)
+    axes.set_ylabel(_ACCURACY, fontsize=MEDIUM)
+    style.plain(axes, "both")
+    if there.any() and 0 < 10 * x[there].min() < x[there].max():
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.margins(0.12)
+    style.finish(figure)
+    style.label_points(axes, x[there], y[there], [fit(methods[i], 130) for i in np.flatnonzero(there)])
+    return figure
+
+
+@dataclass(frozen=True)
+class View:
+    """A view of a picture, and what the model takes it for."""
+
+    image: NDArray[np.uint8]
+    """(H, W, 3)"""
+    label: str
+    entropy: float
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture and some of its views."""
+
+    label: str
+    """What it shows."""
+    views: Sequence[View]
+    """The weak one, then strong ones, the most certain first."""
+
+
+def view_grid(pictures: Sequence[Picture]) -> Figure:
+    """A row for each picture: its weak view and strong ones, with the label that each alone gets and its entropy."""
+    if not pictures:
+        raise ValueError("no pictures to show")
+    for i, picture in enumerate(pictures):
+        if not len(picture.views):
+            raise ValueError(f"picture {i + 1} ({picture.label}) has no views")
+    columns = max(len(picture.views) for picture in pictures)
+    side = min(2.1, (WIDTH - 0.5) / columns)
+    figure = style.new_figure(0.5 + side * columns, 0.3 + (side + 0.6) * len(pictures), "compressed")
+    grid = figure.subplots(len(pictures), columns, squeeze=False)
+    room = POINTS * (side - 0.15)
+    for row, picture in zip(grid, pictures, strict=True):
+        for axes, view in zip(row, picture.views, strict=False):
+            right = view.label == picture.label
+            axes.imshow(view.image)
+            axes.set(xticks=[], yticks=[])
+            axes.spines[:].set(color=style.GREEN if right else style.VERMILION, linewidth=4)
+            entropy = f"entropy {_text(number(view.entropy), 2)}"
+            caption = style.wrap(f"{'✓' if right else '✗'} {view.label}", room)
+            axes.set_xlabel(f"{caption}\n{entropy}", fontsize=SMALL, parse_math=False)
+        for axes in row[len(picture.views) :]:
+            axes.axis("off")
+        row[0].set_ylabel(style.wrap(f"true: {picture.label}", room, MEDIUM), fontsize=MEDIUM, parse_math=False)
+    for i, axes in enumerate(grid[0]):
+        axes.set_title("weak view" if i == 0 else f"strong view {i}", fontsize=MEDIUM)
+    return style.finish(figure)
+
+
+def _outer(table: Mapping[Any, Any], what: str) -> list[Any]:
+    if not table:
+        raise ValueError(f"no {what} to show")
+    return list(table)
+
+
+def _inner(tables: Iterable[Mapping[Any, Any]], what: str) -> list[Any]:
+    """All keys, in the order in which they are met."""
+    return _outer({key: None for table in tables for key in table}, what)
+
+
+def _grid(table: Mapping[Any, Mapping[Any, float | None]], rows: Sequence[Any], columns: Sequence[Any]) -> Floats:
+    """(rows, columns), NaN where there is no number."""
+    return np.array([[number(table.get(row, {}).get(column)) for column in columns] for row in rows])
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _panels(names: Sequence[str], height: float) -> tuple[Figure, list[Any]]:
+    columns = min(3, len(names))
+    rows = math.ceil(len(names) / columns)
+    figure = style.new_figure(_panels_width(columns), 0.6 + height * rows)
+    grid = figure.subplots(rows, columns, squeeze=False)
+    for axes, name in zip(grid.flat, names, strict=False):
+        style.plain(axes)
+        title = fit(name, 0.75 * _panel_room(len(names)), MEDIUM)
+        axes.set_title(title, fontsize=MEDIUM, parse_math=False)
+    for axes in list(grid.flat)[len(names) :]:
+        axes.remove()
+    return figure, list(grid.flat)[: len(names)]
+
+
+def _panels_width(columns: int) -> float:
+    return WIDTH * (0.0, 0.5, 0.75, 1.0)[columns]
+
+
+def _panel_room(count: int) -> float:
+    """How many points a panel is wide without its numbers."""
+    columns = min(3, count)
+    return POINTS * ((_panels_width(columns) - 0.4) / columns - 0.5)
+
+
+def _level(panels: Sequence[Any], values: Sequence[Floats], errors: Sequence[Floats]) -> None:
+    """Every panel at the level of its values (with error bars), and all as many points high."""
+    lows = [value - np.nan_to_num(error) for value, error in zip(values, errors, strict=True)]
+    highs = [value + np.nan_to_num(error) for value, error in zip(values, errors, strict=True)]
+    ranges = [
+        (float(np.nanmin(low)), float(np.nanmax(high))) if np.isfinite(low).any() else (math.nan, math.nan)
+        for low, high in zip(lows, highs, strict=True)
+    ]
+    span = max([high - low for low, high in ranges if high > low], default=0.0)
+    half = 0.65 * max(span, 0.5)
+    for axes, (low, high) in zip(panels, ranges, strict=True):
+        middle = (low + high) / 2
+        if math.isfinite(middle):
+            axes.set_ylim(middle - half, middle + half)
+            axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+        else:
+            axes.set_yticks([])
+
+
+def _error_bars(axes: Any, x: ArrayLike, y: Floats, error: Floats, colour: str = "black") -> None:
+    there = np.isfinite(y) & np.isfinite(error)
+    if there.any():
+        look = {"ecolor": colour, "elinewidth": 1, "capsize": 2, "zorder": 2.5}
+        axes.errorbar(np.asarray(x)[there], y[there], error[there], fmt="none", **look)
+
+
+def _places(axes: Any, places: Sequence[float]) -> None:
+    """The x axis around the places, with a number at each, unless they are too close to be read."""
+    span = places[-1] - places[0] or 1
+    axes.set_xlim(places[0] - 0.08 * span, places[-1] + 0.08 * span)
+    if min(np.diff(places), default=span) >= 0.1 * span:
+        axes.set_xticks(places, [f"{place:g}" for place in places])
+
+
+def _signed(value: float, how: str = ".2f") -> str:
+    return f"{value:+{how}}".replace("-", MINUS)
+
+
+def _text(value: float, digits: int) -> str:
+    return DASH if math.isnan(value) else f"{value:.{digits}f}"

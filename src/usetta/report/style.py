@@ -1,0 +1,291 @@
+"""One look for all figures: a method has the same colour, marker and hatch wherever it appears.
+
+Figures are drawn at the size at which a page shows them, `WIDTH` inches or 900 pixels, with no letter below 9 points.
+Their layout is final when they are handed over (`finish`), so that PNG and SVG show the same. Names are never formulas,
+whatever signs they have in them, and are cut in the middle where there is no room: many differ only at their ends.
+
+Nothing here needs pyplot or a display. Matplotlib's global settings stay as they are but for those of SVG files,
+which cannot be given in another way: `save` sets them while it writes one, one thread at a time.
+"""
+
+import math
+import os
+import threading
+import unicodedata
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextToPath
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+WIDTH = 9.0
+DPI = 100
+SMALL, MEDIUM = 9, 10
+"""Sizes of letters in points: numbers and names; what an axis or a panel is about."""
+POINTS = 72
+"""In an inch."""
+
+# Okabe and Ito's colours, which people with any kind of colour vision can tell apart, without the yellow one, which
+# is too light for a line on white, and with the grey that stands for zero-shot CLIP.
+GREY, BLACK, ORANGE, SKY = "#999999", "#000000", "#E69F00", "#56B4E9"
+GREEN, BLUE, VERMILION, PURPLE = "#009E73", "#0072B2", "#D55E00", "#CC79A7"
+COLOURS = (GREY, BLACK, ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE)
+GRID, DIM = "#e4e4e4", "#666666"
+
+_Marker = str | tuple[int, int, int]
+"""Matplotlib's sign, or its number of corners, whether it is a star, and how far it is turned."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a method is drawn. Marker and hatch tell it from others where colours cannot be told apart."""
+
+    colour: str
+    marker: _Marker
+    hatch: str
+
+    def line(self, size: float = 7) -> dict[str, Any]:
+        """Arguments of a line with markers; stars are larger, for they have less within their corners."""
+        star = self.marker == "*" or (isinstance(self.marker, tuple) and self.marker[1] == 1)
+        return {"color": self.colour, "marker": self.marker, "markersize": 1.5 * size if star else size}
+
+    def patches(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Arguments of a bar and of its outline, without which a white hatch would fray its edges."""
+        hatched = {"facecolor": self.colour, "edgecolor": "white", "hatch": self.hatch, "linewidth": 0}
+        return hatched, {"fill": False, "edgecolor": self.colour, "linewidth": 1}
+
+
+_LOOKS: dict[str, Look] = {
+    "clip": Look(GREY, "o", "--"),
+    "strong": Look(SKY, "v", "xx"),
+    "average": Look(PURPLE, "P", "||"),
+    "uniform": Look(ORANGE, "p", ".."),
+    "se": Look(GREEN, "D", "//"),
+    "mta": Look(PURPLE, "^", "++"),
+    "zero": Look(SKY, "X", "oo"),
+    "tpt": Look(BLUE, "s", "\\\\"),
+    "tpt-rce": Look(BLUE, (3, 1, 0), "**"),
+    "c-tpt": Look(ORANGE, "h", "////"),
+    "r-tpt": Look(BLACK, ">", "\\\\\\\\"),
+    "rlcf": Look(GREY, "<", "...."),
+    "ttl": Look(GREEN, "d", "xxx"),
+    "tps": Look(SKY, (4, 1, 0), "||||"),
+    "sts": Look(BLACK, (6, 1, 0), "----"),
+    "rce": Look(VERMILION, (5, 0, 180), "+++"),
+    "use": Look(VERMILION, "*", ""),
+}
+_SIGNS = tuple((look.marker, look.hatch) for look in _LOOKS.values())
+
+
+def looks(names: Iterable[str]) -> dict[str, Look]:
+    """The look of each method, different from those of the others.
+
+    What is not in the list has a look by its name: `tpt+se` and `use:steps=4` in the colour of the method that they
+    come from. Only where two such names come to the same does the second (in the alphabet) take another.
+    """
+    wanted = list(dict.fromkeys(names))
+    found = {name: _LOOKS[name] for name in wanted if name in _LOOKS}
+    for name in sorted(set(wanted) - set(found)):
+        free = (look for look in _own_looks(name) if look not in found.values())
+        found[name] = next(free, next(iter(_own_looks(name))))
+    return {name: found[name] for name in wanted}
+
+
+def _own_looks(name: str) -> Iterable[Look]:
+    """All that a method without a fixed look may have, the one to begin with first."""
+    number = zlib.crc32(name.encode("utf-8", "surrogatepass"))
+    base = _LOOKS.get(name.partition(":")[0].partition("+")[0])
+    for colour in _turned(COLOURS, COLOURS.index(base.colour) if base else number):
+        for marker, hatch in _turned(_SIGNS, number // len(COLOURS)):
+            closer = base is not None and hatch[:1] == base.hatch[:1]  # the same hatch, perhaps with more lines
+            look = Look(colour, marker, hatch)
+            if not closer and look not in _LOOKS.values():
+                yield look
+
+
+def _turned(ring: Sequence[Any], start: int) -> list[Any]:
+    start %= len(ring)
+    return [*ring[start:], *ring[:start]]
+
+
+def text_width(text: str, size: float = SMALL) -> float:
+    """In points."""
+    width, _, _ = TextToPath().get_text_width_height_descent(text, FontProperties(size=size), False)
+    return float(width)
+
+
+def fit(text: str, room: float, size: float = SMALL) -> str:
+    """A name on one line, at most `room` points wide, without what an SVG file must not hold."""
+    whole = _clean(text)
+    kept = min(len(whole), int(room / (0.2 * size)) + 1)  # no letter is narrower
+    short = whole if kept == len(whole) else _without_middle(whole, kept)
+    while kept > 0 and text_width(short, size) > room:
+        kept -= 1
+        short = _without_middle(whole, kept)
+    return short
+
+
+def wrap(text: str, room: float, size: float = SMALL) -> str:
+    """A name on one line or two, each at most `room` points wide."""
+    words = _clean(text).split(" ")
+    count = len(words)
+    while count > 1 and text_width(" ".join(words[:count]), size) > room:
+        count -= 1
+    lines = [" ".join(words[:count]), " ".join(words[count:])]
+    return "\n".join(fit(line, room, size) for line in lines if line)
+
+
+def _clean(text: str) -> str:
+    """On one line; control characters and halves of characters, which no XML file may hold, become a question mark."""
+    return " ".join("".join(c if _is_fine(c) else "\N{REPLACEMENT CHARACTER}" for c in text).split())
+
+
+def _is_fine(character: str) -> bool:
+    return character.isprintable() or character.isspace() or unicodedata.category(character) == "Cf"
+
+
+def _without_middle(text: str, kept: int) -> str:
+    return text[: -(-kept // 2)] + "…" + text[len(text) - kept // 2 :]
+
+
+def number(value: float | None) -> float:
+    """NaN for what is missing."""
+    return float(value) if value is not None and math.isfinite(value) else math.nan
+
+
+def new_figure(width: float, height: float, layout: Literal["constrained", "compressed"] = "constrained") -> Figure:
+    """In inches; `compressed` for pictures, which keep their shape."""
+    return Figure(figsize=(width, height), dpi=DPI, layout=layout, facecolor="white")
+
+
+def plain(axes: Any, grid: str | None = "y") -> None:
+    """Only the two axes that are read, small numbers, and lines to read them by."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=SMALL)
+    axes.set_axisbelow(True)
+    if grid:
+        axes.grid(axis=grid, color=GRID, linewidth=0.8)
+
+
+def name_ticks(panels: Sequence[Any], names: Sequence[Sequence[str]], room: float, longest: float = 110) -> None:
+    """Names at 0, 1, … along the x axes, `room` points apart; if one is wider, all are slanted and cut at `longest`."""
+    level = all(text_width(_clean(name)) <= 0.93 * room for some in names for name in some)
+    slant = {} if level else {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
+    for axes, some in zip(panels, names, strict=True):
+        labels = [fit(name, room if level else longest) for name in some]
+        axes.set_xticks(range(len(some)), labels, fontsize=SMALL, parse_math=False, **slant)
+        axes.tick_params(axis="x", length=0)
+
+
+def legend(figure: Figure, handles: Sequence[Any], names: Sequence[str]) -> None:
+    """Above the panels, in as few rows as the figure has room for."""
+    room = POINTS * float(figure.get_figwidth()) - 20
+    beside = 4.5 * SMALL  # the sample and the spaces
+    labels = [fit(name, room - beside) for name in names]
+    most = max(1, int(room / (beside + max(map(text_width, labels)))))
+    columns = math.ceil(len(labels) / math.ceil(len(labels) / most))
+    order = [i for column in range(columns) for i in range(column, len(labels), columns)]  # to be read along the rows
+    box = figure.legend(
+        [handles[i] for i in order],
+        [" "] * len(labels),  # matplotlib before 3.10 leaves out names that begin with "_"
+        loc="outside upper center",
+        ncols=columns,
+        frameon=False,
+        fontsize=SMALL,
+        handlelength=2.2,
+        columnspacing=1.5,
+    )
+    for text, i in zip(box.get_texts(), order, strict=True):
+        text.set(text=labels[i], parse_math=False)
+
+
+def label_points(axes: Any, x: Floats, y: Floats, names: Sequence[str]) -> None:
+    """A name beside each point, clear of other names and points; a thin line leads to those that found no place near.
+
+    The layout must be final.
+    """
+    points = POINTS / DPI * axes.transData.transform(np.column_stack([x, y]))
+    frame = POINTS / DPI * axes.bbox.get_points()
+    taken = np.hstack([points - 6, points + 6])
+    crowd = (np.linalg.norm(points[:, None] - points, axis=-1) < 40).sum(axis=1)
+    for i in np.argsort(-crowd, kind="stable"):  # those in a crowd have the fewest places to choose from
+        size = np.array([text_width(names[i]) + 4, 1.3 * SMALL])
+        offset, leader, boxes = _free_place(points[i], size, taken, frame)
+        taken = np.vstack([taken, boxes])
+        line = {"arrowstyle": "-", "color": DIM, "linewidth": 0.7, "shrinkA": 0, "shrinkB": 5}
+        axes.annotate(
+            names[i],
+            (x[i], y[i]),
+            offset,
+            textcoords="offset points",
+            ha="center",
+            va="center",
+            fontsize=SMALL,
+            parse_math=False,
+            arrowprops=line if leader else None,
+        )
+
+
+def _free_place(point: Floats, size: Floats, taken: Floats, frame: Floats) -> tuple[Floats, bool, Floats]:
+    """The nearest offset of a name from its point, or that which covers the least; whether it needs a line; its boxes.
+
+    Boxes are (n, 4), from lower left to upper right; those of a line are dots along it. All in points.
+    """
+    found, least = None, math.inf
+    for distance in (7, 11, 16, 22, 30, 40, 52, 66, 82, 100, 125, 150):
+        leader = distance > 12
+        for angle in np.radians([0, 180, 90, 270, 30, 330, 150, 210, 60, 300, 120, 240, 15, 345, 165, 195]):
+            way = np.array([np.cos(angle), np.sin(angle)])
+            offset = distance * way + size / 2 * np.clip(2 * way, -1, 1)
+            boxes = np.hstack([offset - size / 2, offset + size / 2])[None]
+            if leader:
+                along = np.linspace(0.05, 1, 40)[:, None] * offset
+                own = (np.abs(along - offset) < size / 2).all(axis=1)
+                dots = along[~own & (np.linalg.norm(along, axis=1) > 12)]
+                boxes = np.vstack([boxes, np.hstack([dots - 1, dots + 1])])
+            boxes = boxes + np.tile(point, 2)
+            outside = np.maximum(frame[0] - boxes[0, :2], 0).sum() + np.maximum(boxes[0, 2:] - frame[1], 0).sum()
+            common = np.minimum(boxes[:, None, 2:], taken[:, 2:]) - np.maximum(boxes[:, None, :2], taken[:, :2])
+            covered = 100 * outside + np.maximum(common, 0).prod(axis=-1).sum()
+            if covered < least:
+                found, least = (offset, leader, boxes), covered
+            if not covered:
+                break
+        if not least:
+            break
+    assert found is not None
+    return found
+
+
+def finish(figure: Figure) -> Figure:
+    """The figure with its layout as it will stay."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    return figure
+
+
+_SAVING = threading.Lock()
+
+
+def save(figure: Figure, path: str | os.PathLike[str]) -> list[Path]:
+    """Write `path`.png, at twice the resolution of a page, and `path`.svg, whose text stays text.
+
+    The same figure gives the same bytes.
+    """
+    place = Path(path)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    png, svg = (place.with_name(f"{place.name}.{kind}") for kind in ("png", "svg"))
+    figure.savefig(png, dpi=2 * DPI, metadata={"Software": None})
+    settings: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "usetta", "svg.image_inline": True}
+    with _SAVING, matplotlib.rc_context(settings):
+        figure.savefig(svg, metadata={"Date": None, "Creator": None})
+    return [png, svg]
