@@ -1,0 +1,45 @@
+"""The command that measures cost."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from usetta.cli.app import AsJson, ModelName, app, clear_errors, say
+
+
+@app.command()
+def bench(
+    methods: Annotated[str, typer.Option("--methods", "-m", help="Methods; by default those of the paper.")] = "",
+    model: ModelName = "auto",
+    weights: Annotated[
+        str | None, typer.Option(help="'random', to measure an architecture whose weights are not at hand.")
+    ] = None,
+    classes: Annotated[int, typer.Option(help="How many classes there are to choose from.", min=2)] = 100,
+    views: Annotated[int, typer.Option(help="Views per picture.", min=2)] = 64,
+    augmix: Annotated[bool, typer.Option("--augmix/--no-augmix", help="AugMix, or crops only.")] = True,
+    repeat: Annotated[int, typer.Option(help="The shortest of so many runs counts.", min=1)] = 3,
+    memory: Annotated[
+        bool, typer.Option("--memory/--no-memory", help="Memory as well, which takes a process for each method.")
+    ] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Measure what methods cost on this machine: the paper's efficiency table, and where the time goes."""
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from usetta import bench as measuring
+    from usetta.models import load_model
+    from usetta.report.tables import terminal
+
+    with clear_errors():
+        job = measuring.Job(model, weights, classes, views, augmix)
+        names = [name.strip() for name in methods.split(",") if name.strip()] or measuring.METHODS
+        costs = measuring.measure(job, names, repeat=repeat, memory=memory, say=say)
+        if as_json:
+            typer.echo(json.dumps({"job": asdict(job), **asdict(costs)}, indent=1))
+            return
+        name = model if weights else load_model(model).name
+        for table in (measuring.efficiency_table(costs, job, name), measuring.stages_table(costs)):
+            Console().print(terminal(table))
