@@ -60,6 +60,14 @@ class NaiveAttention(nn.Module):
         return joined
 
 
+def all_tokens(tower: VisionTransformer, pixels: Tensor) -> Tensor:
+    """Features with every block whole, the last one too."""
+    hidden = tower.embed_patches(pixels)
+    for block in tower.blocks:
+        hidden = block(hidden)
+    return tower.pool(hidden)
+
+
 def naive_ttl(pixels: Tensor, model: CLIP, *, seed: int = 0, steps: int = 1) -> dict[str, Any]:
     """TTL of one picture (N, 3, S, S): a full forward pass of all views, AdamW, a full forward pass again."""
     tower = copy.deepcopy(model.image_tower)
@@ -77,7 +85,7 @@ def naive_ttl(pixels: Tensor, model: CLIP, *, seed: int = 0, steps: int = 1) -> 
     before = [p.detach().clone() for p in parameters]
     optimizer = torch.optim.AdamW(parameters, lr=5e-3, weight_decay=0.01)
     for _ in range(steps):
-        logits = SCALE * normalize(tower(model.normalize(pixels)), dim=-1) @ TEXT.T
+        logits = SCALE * normalize(all_tokens(tower, model.normalize(pixels)), dim=-1) @ TEXT.T
         loss = 0.0
         for view in logits:
             p = view.softmax(dim=0)
@@ -87,7 +95,7 @@ def naive_ttl(pixels: Tensor, model: CLIP, *, seed: int = 0, steps: int = 1) -> 
         loss.backward()  # type: ignore[attr-defined]
         optimizer.step()
     with torch.no_grad():
-        features = normalize(tower(model.normalize(pixels)), dim=-1)
+        features = normalize(all_tokens(tower, model.normalize(pixels)), dim=-1)
     return {"features": features, "probs": (SCALE * features @ TEXT.T).softmax(dim=-1), "was": before, "is": parameters}
 
 

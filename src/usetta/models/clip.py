@@ -23,7 +23,10 @@ TAIL_BLOCKS = 3
 
 
 class VisionTransformer(nn.Module):
-    """Normalised pixels (n, 3, S, S) to features (n, embed_dim), not of unit length."""
+    """Normalised pixels (n, 3, S, S) to features (n, embed_dim), not of unit length.
+
+    Only the class token is pooled, so the last block computes no other; that is exact, and spares 7 % of ViT-B/16.
+    """
 
     def __init__(self, config: CLIPConfig, vision: ViTConfig) -> None:
         super().__init__()
@@ -44,15 +47,15 @@ class VisionTransformer(nn.Module):
         return hidden
 
     def pool(self, hidden: Tensor) -> Tensor:
-        """Features (n, embed_dim) of the hidden states after the last block (n, tokens, width)."""
+        """Features (n, embed_dim) of the hidden states after the last block (n, 1 or more, width)."""
         pooled: Tensor = self.ln_post(hidden[:, 0]) @ self.projection
         return pooled
 
     def forward(self, pixels: Tensor) -> Tensor:
         hidden = self.embed_patches(pixels)
-        for block in self.blocks:
+        for block in self.blocks[:-1]:
             hidden = block(hidden)
-        return self.pool(hidden)
+        return self.pool(_run(self.blocks[-1], hidden, kept=1))
 
 
 class LowRank(NamedTuple):
@@ -72,10 +75,7 @@ class Change(NamedTuple):
 
 
 class Tail:
-    """The last blocks of a vision transformer, from the hidden states that enter them to unit-length features.
-
-    Only the class token is pooled, so the last block computes no other; that is exact.
-    """
+    """The last blocks of a vision transformer, from the hidden states that enter them to unit-length features."""
 
     def __init__(self, tower: VisionTransformer) -> None:
         self._tower = tower
@@ -103,9 +103,11 @@ class Tail:
         """Features (n, D) of hidden states (n, tokens, width), differentiable in `changes`, one for each block."""
         for place, block in enumerate(self._blocks):
             kept = 1 if place == len(self._blocks) - 1 else hidden.shape[1]
-            added = _attention(block.attention, block.ln_1(hidden), kept, changes[place] if changes else None)
-            hidden = hidden[:, :kept] + added
-            hidden = hidden + block.mlp(block.ln_2(hidden))
+            # Without changes, the very operations of the tower, so that the features are the same to the last bit.
+            if changes or kept == 1:
+                hidden = _run(block, hidden, kept, changes[place] if changes else None)
+            else:
+                hidden = block(hidden)
         features = self._tower.pool(hidden)
         return normalize(features.to(torch.promote_types(features.dtype, torch.float32)), dim=-1)
 
@@ -113,6 +115,14 @@ class Tail:
     def encode(self, hidden: Tensor, changes: Sequence[Change] | None = None) -> Tensor:
         """The same in parts that fit into memory, without a graph."""
         return torch.cat([self(part, changes) for part in torch.split(hidden, chunk_size(self.device))])
+
+
+def _run(block: nn.Module, hidden: Tensor, kept: int, change: Change | None = None) -> Tensor:
+    """The first `kept` hidden states (n, kept, width) after a block, from all before it (n, tokens, width)."""
+    assert isinstance(block, Block)
+    hidden = hidden[:, :kept] + _attention(block.attention, block.ln_1(hidden), kept, change)
+    streamed: Tensor = hidden + block.mlp(block.ln_2(hidden))
+    return streamed
 
 
 def _attention(attention: Attention, x: Tensor, kept: int, change: Change | None) -> Tensor:
