@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,6 +89,48 @@ def test_what_rows_depend_on_cannot_change(tmp_path: Path) -> None:
             store.fix("views", "count", 32)
         assert store.facts("model") == {"ViT-B-16": {"weights": "abc", "scale": 100.0}}
         assert store.facts("data set") == {}
+
+
+def test_of_several_facts_all_are_written_or_none(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        store.fix("run", "model", 1)
+        with pytest.raises(StoreError, match="another model: it was 1 and is 2"):
+            store.fix_all([("run", "views", 64), ("run", "model", 2), ("run", "prompt", "a")])
+        assert store.facts("run") == {"model": 1}
+        store.fix_all([("run", "views", 64), ("run", "model", 1)])
+        assert store.facts("run") == {"model": 1, "views": 64}
+
+
+def test_notes_of_two_processes_get_numbers_of_their_own(tmp_path: Path) -> None:
+    with Store(tmp_path) as one, Store(tmp_path) as other:
+        assert [one.note_next("invocation", "a"), other.note_next("invocation", "b")] == ["1", "2"]
+        assert one.note_next("invocation", "c") == "3"
+        one.note("invocation", "1", "d")
+        assert other.facts("invocation") == {"1": "d", "2": "b", "3": "c"}
+
+
+def test_processes_that_begin_a_run_at_once_do_not_get_in_each_other_s_way(tmp_path: Path) -> None:
+    """Each round a new store, which four processes open and fix at the same time."""
+    script = (
+        "import sys, time; from pathlib import Path; from usetta.evaluate.store import Store\n"
+        "for number in range(20):\n"
+        f"    time.sleep(max(0, {time.time() + 1} + 0.05 * number - time.time()))\n"
+        f"    with Store(Path({str(tmp_path)!r}, str(number))) as store:\n"
+        "        store.fix('run', 'model', {'name': 'a'}); store.note_next('invocation', 1)\n"
+    )
+    processes = [subprocess.Popen([sys.executable, "-c", script], env=os.environ) for _ in range(4)]
+    assert [process.wait() for process in processes] == [0, 0, 0, 0]
+    with Store(tmp_path / "19") as store:
+        assert list(store.facts("invocation")) == ["1", "2", "3", "4"]
+
+
+def test_looking_at_a_run_writes_nothing(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        store.add([ROW])
+    before = (tmp_path / FILE).read_bytes()
+    with Store(tmp_path, create=False) as store:
+        list(store.rows())
+    assert (tmp_path / FILE).read_bytes() == before
 
 
 def test_what_is_not_a_store_is_named(tmp_path: Path) -> None:

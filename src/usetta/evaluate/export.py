@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from importlib import import_module
-from itertools import batched, chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -35,23 +35,16 @@ def export(store: Store, path: Path) -> int:
         raise ValueError(f"cannot export to {path.name!r}: the name must end in {', '.join(FORMATS)}")
     if not path.parent.is_dir():
         raise ValueError(f"no folder {str(path.parent)!r} to write {path.name} to")
-    counted = _Counted(_records(store))
+    count = 0
+
+    def counted() -> Iterator[dict[str, Any]]:
+        nonlocal count
+        for count, record in enumerate(_records(store), start=1):  # noqa: B007
+            yield record
+
     with _whole_or_nothing(path) as file:
-        write(file, counted, store)
-    return counted.count
-
-
-class _Counted:
-    """Iterates, and knows how often it did."""
-
-    def __init__(self, items: Iterable[dict[str, Any]]) -> None:
-        self._items = items
-        self.count = 0
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for item in self._items:
-            self.count += 1
-            yield item
+        write(file, counted(), store)
+    return count
 
 
 @contextmanager
@@ -134,8 +127,9 @@ def _write_parquet(file: IO[bytes], records: Iterable[dict[str, Any]], store: St
         metadata={"usetta": json.dumps(_about(store), ensure_ascii=False)},
     )
     with parquet.ParquetWriter(file, schema) as writer:
-        for some in batched(records, _AT_ONCE):
-            writer.write_batch(arrow.RecordBatch.from_pylist(list(some), schema=schema))
+        rest = iter(records)
+        while some := list(islice(rest, _AT_ONCE)):
+            writer.write_batch(arrow.RecordBatch.from_pylist(some, schema=schema))
 
 
 def _without_none(declared: Any) -> Any:

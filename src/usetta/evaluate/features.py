@@ -7,7 +7,8 @@ the runner rounds what it computes in the same way: a result does not depend on 
 import hashlib
 import sqlite3
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from usetta.evaluate.store import StoreError
+from usetta.evaluate.store import StoreError, connect
 
 FILE = "features.sqlite"
 
@@ -30,20 +31,17 @@ def feature_key(model: str, views: str, picture: str, digest: str) -> bytes:
 
 
 class FeatureCache:
-    """Features by key. Threads may share it."""
+    """Features by key. Threads and processes may share it."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / FILE
+        self._path = folder / FILE
         self._lock = threading.Lock()
-        try:
-            self._db = sqlite3.connect(path, check_same_thread=False, timeout=60)
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = NORMAL")
-            with self._db:
+        with self._clear_errors():
+            self._db = connect(self._path, threads=True)
+            if not self._db.execute("SELECT 1 FROM sqlite_master").fetchone():
                 self._db.execute("CREATE TABLE IF NOT EXISTS features (key BLOB UNIQUE, views INTEGER, half BLOB)")
-        except sqlite3.DatabaseError as error:
-            raise StoreError(f"{path} is not a cache of features ({error})") from None
+            self._db.execute("SELECT key, views, half FROM features LIMIT 0")  # else it is a database of something else
 
     def __enter__(self) -> Self:
         return self
@@ -53,15 +51,25 @@ class FeatureCache:
 
     def get(self, key: bytes) -> Tensor | None:
         """Features (N, D) in half precision, if they are there."""
-        with self._lock:
+        with self._lock, self._clear_errors():
             found = self._db.execute("SELECT views, half FROM features WHERE key = ?", (key,)).fetchone()
-        if found is None:
-            return None
-        views, half = found
-        return torch.from_numpy(np.frombuffer(half, dtype="<f2").reshape(views, -1).astype(np.float16))
+            if found is None:
+                return None
+            views, half = found
+            return torch.from_numpy(np.frombuffer(half, dtype="<f2").reshape(views, -1).astype(np.float16))
 
     def put(self, features: Mapping[bytes, Tensor]) -> None:
         """Keep features (N, D) in half precision by key, all or none."""
         rows = [(key, len(each), each.numpy().astype("<f2").tobytes()) for key, each in features.items()]
-        with self._lock, self._db:
+        with self._lock, self._clear_errors(), self._db:
             self._db.executemany("INSERT OR REPLACE INTO features VALUES (?, ?, ?)", rows)
+
+    @contextmanager
+    def _clear_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, ValueError, TypeError) as error:
+            raise StoreError(
+                f"{self._path} cannot be used as a cache of features ({error}). If it is damaged, delete it: what it "
+                "held is computed again"
+            ) from error

@@ -9,7 +9,9 @@ import hashlib
 import shlex
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -88,24 +90,26 @@ def evaluate(
     if batch_size < 1 or threads < 1 or (pictures is not None and pictures < 1):
         raise ValueError("batch_size, threads and the number of pictures must be at least 1")
     started = time.perf_counter()
-    sets = _by_name(datasets)
-    with Store(out) as store:
-        _fix_run(store, model, setting, reward)
-        context = load_context(setting.context, model) if setting.context else None
-        subjects = [_subject(store, dataset, methods, model, setting, context, reward) for dataset in sets]
-        diary = _Diary(store)
-        plan = [
+    context = load_context(setting.context, model) if setting.context else None
+    subjects = [_subject(dataset, methods, model, setting, context, reward) for dataset in _by_name(datasets)]
+    with FeatureCache(cache) if cache else nullcontext() as features, Store(out) as store:
+        store.fix_all(_facts(subjects, model, setting, reward))
+        for subject in subjects:
+            store.note("classes", subject.dataset.name, subject.dataset.classes)
+            store.note("root", subject.dataset.name, str(subject.dataset.root))
+        plan = deque(
             task
             for subject in subjects
             for seed in dict.fromkeys(seeds)
             for task in _tasks(store, subject, seed, pictures, batch_size)
-        ]
-        total = sum(len(task.missing) for task in plan)
-        features = FeatureCache(cache) if cache else None
+        )
+        names = {subject.dataset.name for subject in subjects}
+        total, ends = sum(len(task.missing) for task in plan), _ends(plan)
+        del subjects, subject  # the plan alone holds them, and lets them go one after the other
         worker = Worker(model, judge=reward, cache=features, threads=threads)
-        scores = _Scores(store)
-        with bar(total, "Evaluating", progress, unit="pictures") as tick:
-            for outcome, finishes in _with_ends(worker.run(plan)):
+        diary, scores = _Diary(store), _Scores(store)
+        with bar(total, "Evaluating", progress, speed=True) as tick, closing(worker.run(_taken(plan))) as outcomes:
+            for outcome, finishes in zip(outcomes, ends, strict=True):
                 scores.add(outcome)
                 store.add(outcome.rows, outcome.seen, outcome.bad)
                 diary.add(outcome)
@@ -114,7 +118,6 @@ def evaluate(
                 if finishes:
                     say(f"{outcome.task.subject.dataset.name}, seed {outcome.task.seed}: {scores.text()}")
                 tick(len(outcome.task.missing), scores.text(_SHOWN))
-        names = {dataset.name for dataset in sets}
         bad_pictures = sum(each.dataset in names for each in store.bad())
     return Summary(diary.pictures, diary.encoded, diary.rows, bad_pictures, time.perf_counter() - started)
 
@@ -131,16 +134,32 @@ def _by_name(datasets: Iterable[Dataset]) -> list[Dataset]:
     return list(found.values())
 
 
-def _fix_run(store: Store, model: Model, setting: Setting, reward: Model | None) -> None:
-    """Refuse to go on with another model, other views, another prompt or another judge than the run was begun with."""
-    views = asdict(_views(setting, model))
+def _facts(
+    subjects: Sequence[Subject], model: Model, setting: Setting, reward: Model | None
+) -> Iterator[tuple[str, str, Any]]:
+    """What the rows depend on, by kind and name: a run directory never mixes two of a kind."""
     varying = ("seed", "augmix")  # of the rows, and of the data sets
-    store.fix("run", "model", _identity(model))
-    store.fix("run", "views", {name: value for name, value in views.items() if name not in varying})
+    views = {name: value for name, value in asdict(_views(setting, model)).items() if name not in varying}
     context = hashlib.sha256(setting.context.read_bytes()).hexdigest() if setting.context else None
-    store.fix("run", "prompt", {"templates": _templates(setting), "context": context})
-    if reward:
-        store.fix("run", "reward", _identity(reward))
+    yield "run", "model", _identity(model)
+    yield "run", "views", views
+    yield "run", "prompt", {"templates": _templates(setting), "context": context}
+    if any(subject.words is not None for subject in subjects):
+        yield "run", "reward", _identity(reward) if reward else None
+    for subject in subjects:
+        dataset = subject.dataset
+        facts = {
+            "title": dataset.title,
+            "family": dataset.family,
+            "augmix": subject.views.augmix,
+            "fingerprint": dataset.fingerprint,
+            "pictures": len(dataset),
+            "classes": len(dataset.classes),
+        }
+        yield "data set", dataset.name, facts
+        for recipe in subject.recipes.values():
+            settings = {name: value for name, value in asdict(recipe).items() if name != "description"}
+            yield "recipe", f"{recipe.name} on {dataset.family}", settings
 
 
 def _identity(model: Model) -> dict[str, Any]:
@@ -162,7 +181,6 @@ def _templates(setting: Setting) -> list[str]:
 
 
 def _subject(
-    store: Store,
     dataset: Dataset,
     methods: Sequence[str],
     model: Model,
@@ -170,7 +188,7 @@ def _subject(
     context: Tensor | None,
     reward: Model | None,
 ) -> Subject:
-    """A data set with its prompts and recipes, which are checked and written down."""
+    """A data set with its prompts and recipes, which are checked."""
     augmix = dataset.augmix if setting.augmix is None else setting.augmix
     found = [known.get(method, family=dataset.family) for method in methods]
     recipes = {recipe.name: recipe for recipe in found}
@@ -178,20 +196,6 @@ def _subject(
     prompts = ClassPrompts(model.text, dataset.classes, templates, context)
     for recipe in recipes.values():
         check(recipe, model, prompts, setting.views)
-    facts = {
-        "title": dataset.title,
-        "family": dataset.family,
-        "augmix": augmix,
-        "fingerprint": dataset.fingerprint,
-        "pictures": len(dataset),
-        "classes": len(dataset.classes),
-    }
-    store.fix("data set", dataset.name, facts)
-    store.note("classes", dataset.name, dataset.classes)
-    store.note("root", dataset.name, str(dataset.root))
-    for recipe in recipes.values():
-        settings = {name: value for name, value in asdict(recipe).items() if name != "description"}
-        store.fix("recipe", f"{recipe.name} on {dataset.family}", settings)
     judged = any(recipe.loss == "reward" for recipe in recipes.values())
     words = ClassPrompts((reward or model).text, dataset.classes, templates) if judged else None
     return Subject(dataset, _views(setting, model, augmix), recipes, prompts, words)
@@ -217,16 +221,18 @@ def _spread(n: int, chosen: int | None) -> Sequence[int]:
     return range(n) if chosen is None or chosen >= n else [i * n // chosen for i in range(chosen)]
 
 
-def _with_ends(outcomes: Iterable[Outcome]) -> Iterator[tuple[Outcome, bool]]:
-    """Each outcome, and whether it is the last of its data set and seed."""
-    last: Outcome | None = None
-    for outcome in outcomes:
-        if last:
-            same = (last.task.subject, last.task.seed) == (outcome.task.subject, outcome.task.seed)
-            yield last, not same
-        last = outcome
-    if last:
-        yield last, True
+def _ends(plan: Iterable[Task]) -> list[bool]:
+    """For each task whether it is the last of its data set and seed."""
+    places = [(task.subject.dataset.name, task.seed) for task in plan]
+    return [here != following for here, following in zip(places, [*places, None][1:], strict=True)]
+
+
+def _taken(plan: deque[Task]) -> Iterator[Task]:
+    """The tasks of a plan, which forgets them: a thousand prompts take most of a gigabyte once they were tuned, and
+    must go with the last task of their data set.
+    """
+    while plan:
+        yield plan.popleft()
 
 
 class _Scores:
@@ -251,7 +257,7 @@ class _Scores:
     def text(self, shown: int | None = None) -> str:
         """The accuracy of each method, or of the first `shown`."""
         known = [f"{name} {100 * right / n:.1f} %" for name, (right, n) in self._counts.items() if n]
-        return ", ".join(known[:shown])
+        return ", ".join(known[:shown]) or "no answers"
 
 
 class _Diary:
@@ -260,7 +266,7 @@ class _Diary:
     def __init__(self, store: Store) -> None:
         self.pictures = self.encoded = self.rows = 0
         self._store = store
-        self._name = str(1 + len(store.facts("invocation")))
+        self._name: str | None = None
         self._started = time.perf_counter()
         command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
         self._facts = {"command": command, **provenance()}
@@ -276,4 +282,7 @@ class _Diary:
             "seconds": round(time.perf_counter() - self._started, 1),
             "peak_memory": peak_memory(),
         }
-        self._store.note("invocation", self._name, self._facts | numbers)
+        if self._name is None:
+            self._name = self._store.note_next("invocation", self._facts | numbers)
+        else:
+            self._store.note("invocation", self._name, self._facts | numbers)

@@ -8,7 +8,7 @@ views, data sets, recipes) is written down with them; a run directory never mixe
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -94,9 +94,7 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         try:
-            self._db = sqlite3.connect(path)
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = NORMAL")
+            self._db = connect(path)
             self._prepare()
         except sqlite3.DatabaseError as error:
             raise StoreError(f"{path} is not a database of results ({error})") from None
@@ -123,29 +121,44 @@ class Store:
             self._db.execute(
                 "CREATE TABLE IF NOT EXISTS bad (dataset, picture, reason, PRIMARY KEY (dataset, picture))"
             )
-            self._db.execute(f"PRAGMA user_version = {_VERSION}")
+            if version != _VERSION:  # a run that is only looked at is not written to
+                self._db.execute(f"PRAGMA user_version = {_VERSION}")
 
     def fix(self, kind: str, name: str, value: Any) -> None:
         """Write down what rows depend on; refuse another value than the one that is there.
 
         What the whole run depends on is of the kind `run`, and called by its name alone.
         """
-        new = json.dumps(value, sort_keys=True)
-        found = self._db.execute("SELECT value FROM facts WHERE kind = ? AND name = ?", (kind, name)).fetchone()
-        if found is None:
-            with self._db:
-                self._db.execute("INSERT INTO facts VALUES (?, ?, ?)", (kind, name, new))
-        elif found[0] != new:
-            what = name if kind == "run" else f"{kind} '{name}'"
-            raise StoreError(
-                f"the run in {self.folder} was made with another {what}: {_difference(found[0], new)}. "
-                "Choose another directory with --out"
-            )
+        self.fix_all([(kind, name, value)])
+
+    def fix_all(self, facts: Iterable[tuple[str, str, Any]]) -> None:
+        """Write down what rows depend on, each of a kind and with a name; if one is refused, none is written."""
+        written = [(kind, name, json.dumps(value, sort_keys=True)) for kind, name, value in facts]
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")  # nobody else may write between looking and writing
+            for kind, name, new in written:
+                found = self._db.execute("SELECT value FROM facts WHERE kind = ? AND name = ?", (kind, name)).fetchone()
+                if found is None:
+                    self._db.execute("INSERT INTO facts VALUES (?, ?, ?)", (kind, name, new))
+                elif found[0] != new:
+                    what = name if kind == "run" else f"{kind} '{name}'"
+                    raise StoreError(
+                        f"the run in {self.folder} was made with another {what}: {_difference(found[0], new)}. "
+                        "Choose another directory with --out"
+                    )
 
     def note(self, kind: str, name: str, value: Any) -> None:
         """Write down what rows do not depend on, in place of what was there."""
         with self._db:
             self._db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", (kind, name, json.dumps(value)))
+
+    def note_next(self, kind: str, value: Any) -> str:
+        """Write down what rows do not depend on under the next number of its kind, which is the answer."""
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            (count,) = self._db.execute("SELECT COUNT(*) FROM facts WHERE kind = ?", (kind,)).fetchone()
+            self._db.execute("INSERT INTO facts VALUES (?, ?, ?)", (kind, str(count + 1), json.dumps(value)))
+        return str(count + 1)
 
     def facts(self, kind: str) -> dict[str, Any]:
         """What was written down of that kind, by name."""
@@ -218,6 +231,15 @@ class Store:
         query = f"SELECT {', '.join(names)} FROM results WHERE {condition} ORDER BY {', '.join(_KEY)}"  # noqa: S608
         with closing(self._db.execute(query, tuple(where.values()))) as found:
             yield from found
+
+
+def connect(path: Path, *, threads: bool = False) -> sqlite3.Connection:
+    """A database that processes may share, and `threads` that take turns; it is made if it is not there."""
+    db = sqlite3.connect(path, timeout=60, check_same_thread=not threads)
+    with suppress(sqlite3.OperationalError):  # another process is at it in this very moment, and it lasts
+        db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = NORMAL")
+    return db
 
 
 def _kind(declared: Any) -> str:

@@ -7,8 +7,9 @@ nothing that belongs to a run as a whole, so it can stand in any process.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, TypeVar
@@ -70,6 +71,11 @@ class Task:
         return replace(recipe, views=1) if all(each.weak_only for each in self.recipes.values()) else recipe
 
     @property
+    def cached_views(self) -> list[ViewRecipe]:
+        """Those whose features begin with those of `views`: the weak view is encoded by itself, whatever follows."""
+        return list(dict.fromkeys((replace(self.subject.views, seed=self.seed), self.views)))
+
+    @property
     def needs_hidden(self) -> bool:
         """Whether a method runs the last blocks of the tower again."""
         return any(recipe.needs_hidden for recipe in self.recipes.values())
@@ -118,12 +124,12 @@ class Worker:
         self._threads = threads
         self._device = getattr(model, "device", torch.device("cpu"))
 
-    def run(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
+    def run(self, tasks: Iterable[Task]) -> Generator[Outcome, None, None]:
         """The outcomes of tasks, in order."""
         pictures = ((task, picture) for task in tasks for picture in task.missing)
-        prepared = _ahead(lambda each: self._prepare(*each), pictures, self._threads)
-        for task, members in groupby(prepared, key=lambda each: each.task):
-            yield self._finish(task, members)
+        with closing(_ahead(lambda each: self._prepare(*each), pictures, self._threads)) as prepared:
+            for task, members in groupby(prepared, key=lambda each: each.task):
+                yield self._finish(task, members)
 
     def _prepare(self, task: Task, picture: int) -> _Prepared:
         started = time.perf_counter()
@@ -133,9 +139,10 @@ class Worker:
         try:
             if self._cache:
                 digest = file_digest(item.path)
-                towers = [tower.fingerprint for tower in self._towers(task)]
-                found.keys = [feature_key(tower, views.key, item.id, digest) for tower in towers]
-                found.features = [self._cache.get(key) for key in found.keys]
+                for tower in self._towers(task):
+                    keys = [feature_key(tower.fingerprint, each.key, item.id, digest) for each in task.cached_views]
+                    found.keys.append(keys[-1])
+                    found.features.append(self._cached(keys, views.views))
             if not found.features or any(each is None for each in found.features) or task.needs_hidden:
                 found.pixels = make_views(open_image(item.path, for_benchmark=True), item.id, views)
         except ImageError as error:
@@ -179,25 +186,32 @@ class Worker:
         towers = self._towers(task)
         found = prepared.features or [None] * len(towers)
         for i, tower in enumerate(towers):
-            if i == 0 and task.needs_hidden:
+            if found[i] is None:
                 assert pixels is not None
-                fresh, states = encode_with_hidden(tower, pixels)
-            elif found[i] is None:
-                assert pixels is not None
-                fresh = encode(tower, pixels)
-            else:
-                continue
-            found[i] = half = fresh.half().cpu()
-            if prepared.keys:
-                new[prepared.keys[i]] = half
+                if i == 0 and task.needs_hidden:
+                    fresh, states = encode_with_hidden(tower, pixels)
+                else:
+                    fresh = encode(tower, pixels)
+                found[i] = half = fresh.half().cpu()
+                if prepared.keys:
+                    new[prepared.keys[i]] = half
+        if task.needs_hidden and states is None:
+            assert pixels is not None
+            states = self._model.hidden_states(pixels)
         features = [each.to(self._device).float() for each in found if each is not None]
         return Episode(features[0], features[1] if len(features) > 1 else None, states)
+
+    def _cached(self, keys: Iterable[bytes], views: int) -> Tensor | None:
+        """The features of so many views, from the first of the keys that there is."""
+        assert self._cache is not None
+        found = next((each for key in keys if (each := self._cache.get(key)) is not None), None)
+        return None if found is None else found[:views]
 
     def _towers(self, task: Task) -> list[Model]:
         return [self._model, self._judge] if self._judge and task.needs_judge else [self._model]
 
 
-def _ahead(function: Callable[[Given], Found], items: Iterable[Given], threads: int) -> Iterator[Found]:
+def _ahead(function: Callable[[Given], Found], items: Iterable[Given], threads: int) -> Generator[Found, None, None]:
     """`function` of each item, in order, by threads that are at most two items each ahead of the caller."""
     pool = ThreadPoolExecutor(threads, thread_name_prefix="usetta-views")
     waiting: deque[Future[Found]] = deque()

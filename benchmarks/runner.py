@@ -1,0 +1,149 @@
+"""What a run costs beside its model: `python -m benchmarks.runner [--json]`.
+
+ViT-B/16 with random weights in float32, generated JPEGs of 500 x 375 pixels, 64 views with AugMix, 100 classes. The
+bare model and the runner take turns on the same pictures, and the best of each counts: absolute times of one machine
+say little about another. The bare model finds its views ready-made; the runner starts from files, in a new directory.
+
+Peak memory is that of a process of its own for each number of pictures, with a model so small that pictures would show.
+Takes about ten minutes on two cores.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from benchmarks.names import class_names
+from benchmarks.use import load
+from usetta.data import Dataset
+from usetta.evaluate.runner import Setting, evaluate
+from usetta.images import open_image
+from usetta.models.config import CLIPConfig, TextConfig, ViTConfig
+from usetta.models.random_weights import random_model
+from usetta.views import ViewRecipe, make_views
+
+METHODS = ("clip", "se")
+OTHERS = ("clip", "se", "mta", "zero", "tps")
+"""Of a second run: the same and others, none of which asks more than features."""
+FEW = 100
+TARGETS = {
+    "runner_over_model": ("pictures per second of the runner ÷ the bare model", "≥ 0.9"),
+    "cached_speedup": ("time of a run ÷ a second one with more methods and the first one's features", "≥ 10"),
+    "memory_growth": ("peak memory of many pictures ÷ 100", "≤ 1.1"),
+}
+
+
+def generated(root: Path, pictures: int, size: tuple[int, int], classes: int) -> Dataset:
+    """A data set of JPEGs with structure at several scales, so that decoding them is the usual work."""
+    rng = np.random.default_rng(0)
+    ids = tuple(f"{i}.jpg" for i in range(pictures))
+    for name in ids:
+        coarse = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)).resize(size, Image.Resampling.BICUBIC)
+        noise = rng.integers(-12, 12, (size[1], size[0], 3))
+        Image.fromarray(np.clip(np.asarray(coarse) + noise, 0, 255).astype(np.uint8)).save(root / name, quality=90)
+    labels = tuple(i % classes for i in range(pictures))
+    return Dataset(
+        "generated", "Generated", "fine-grained", tuple(class_names(classes)), ids, labels, root, "generated"
+    )
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds that it took."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def measure_times(pictures: int, rounds: int, threads: int) -> dict[str, float]:
+    """Ratios of times."""
+    model = load()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "pictures").mkdir()
+        dataset = generated(folder / "pictures", pictures, (500, 375), 100)
+        recipe = ViewRecipe(size=model.image_size, augmix=True)
+        views = [make_views(open_image(each.path, for_benchmark=True), each.id, recipe) for each in dataset]
+
+        def bare() -> float:
+            return timed(lambda: [model.encode_images(each) for each in views])
+
+        def runner(
+            out: str, methods: tuple[str, ...] = METHODS, cache: Path | None = None, some: int = pictures
+        ) -> float:
+            return evaluate(
+                model, [dataset], methods, folder / out, Setting(), pictures=some, cache=cache, threads=threads
+            ).seconds
+
+        tell("warming up")
+        model.encode_images(views[0])
+        runner("first", some=1)
+        alone, whole = [], []
+        for i in range(rounds):
+            alone.append(bare())
+            whole.append(runner(f"round-{i}", cache=folder / f"cache-{i}"))
+            tell(f"round {i + 1} of {rounds}: bare model {alone[-1]:.1f} s, runner {whole[-1]:.1f} s")
+        cached = [runner(f"again-{i}", OTHERS, folder / f"cache-{i}") for i in range(rounds)]
+        tell(f"with the features of the first run: {min(cached):.1f} s")
+    return {"runner_over_model": min(alone) / min(whole), "cached_speedup": min(whole) / min(cached)}
+
+
+def crowd(pictures: int) -> int:
+    """Peak resident memory in kB after a run over so many pictures."""
+    vision = ViTConfig(image_size=32, patch_size=16, width=32, layers=1, heads=1)
+    text = TextConfig(width=32, layers=1, heads=1)
+    model = random_model(CLIPConfig(embed_dim=16, vision=vision, text=text), name="tiny-random")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "pictures").mkdir()
+        dataset = generated(folder / "pictures", pictures, (80, 60), 10)
+        evaluate(model, [dataset], METHODS, folder / "run", Setting(views=4), cache=folder / "cache")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def alone(pictures: int) -> int:
+    """The same of a process that does nothing else."""
+    command = [sys.executable, "-m", "benchmarks.runner", "--crowd", str(pictures)]
+    return int(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)  # noqa: S603
+
+
+def tell(text: str) -> None:
+    """What is going on, for people who wait."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--pictures", type=int, default=6, help="of a round of the bare model and the runner")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2, help="that make views")
+    parser.add_argument("--many", type=int, default=10_000, help="pictures whose memory is compared with that of 100")
+    parser.add_argument("--crowd", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.crowd:
+        print(crowd(options.crowd))
+        return
+    memory = {}
+    for count in (FEW, options.many):  # first: a child's peak starts from its parent's
+        tell(f"memory of {count} pictures")
+        memory[count] = alone(count)
+    figures = measure_times(options.pictures, options.rounds, options.threads)
+    figures["memory_growth"] = memory[options.many] / memory[FEW]
+    if options.json:
+        print(json.dumps({"threads": torch.get_num_threads(), "pictures": options.pictures} | figures))
+        return
+    for key, (meaning, target) in TARGETS.items():
+        print(f"{figures[key]:8.3f}  {target:6}  {meaning}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Small runs: a model of four blocks, generated pictures, and what a store holds, ready to be compared."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from conftest import make_picture
+from usetta.data.dataset import Dataset, Family
+from usetta.evaluate.store import Row, Seen, Store
+from usetta.models.clip import CLIP
+from usetta.models.config import CLIPConfig, TextConfig, ViTConfig
+from usetta.models.random_weights import random_model
+
+TWELVE = ("clip", "mta", "zero", "se", "use", "tpt", "c-tpt", "r-tpt", "rlcf", "ttl", "tps", "sts")
+"""The methods of the paper."""
+CLASSES = ("cat", "red fox", "old stone bridge", "tabby", "lemon")
+VIEWS = 12
+
+
+def four_blocks(seed: int = 0) -> CLIP:
+    """A random CLIP whose image tower has one block more than TTL adapts.
+
+    Features of a random tower share one direction, which would decide every answer: it is taken out.
+    """
+    vision = ViTConfig(image_size=32, patch_size=8, width=64, layers=4, heads=1)
+    text = TextConfig(width=64, layers=2, heads=1)
+    model = random_model(CLIPConfig(embed_dim=32, vision=vision, text=text), name="four-blocks", seed=seed)
+    some = torch.stack([torch.from_numpy(np.array(make_picture(i, (32, 32)))) for i in range(16)]).permute(0, 3, 1, 2)
+    shared = model.encode_images(some).mean(dim=0)
+    projection = model.image_tower.projection
+    assert isinstance(projection, torch.Tensor)
+    projection -= torch.outer(projection @ shared, shared) / shared.dot(shared)
+    model.logit_scale = 60.0
+    return model
+
+
+def make_dataset(root: Path, pictures: int = 5, name: str = "things", family: Family = "other") -> Dataset:
+    """Pictures of several sizes in a folder, with labels that go round."""
+    ids = tuple(f"{i % len(CLASSES)}/picture-{i}.png" for i in range(pictures))
+    for i, each in enumerate(ids):
+        path = root / each
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            make_picture(i, size=(40 + 3 * i % 20, 36 + 5 * i % 17)).save(path)
+    labels = tuple(i % len(CLASSES) for i in range(pictures))
+    return Dataset(name, name.title(), family, CLASSES, ids, labels, root, "generated")
+
+
+def listed(dataset: Dataset, order: Iterable[int]) -> Dataset:
+    """Some pictures of a data set, in that order."""
+    assert dataset.labels is not None
+    order = list(order)
+    ids, labels = (tuple(values[i] for i in order) for values in (dataset.ids, dataset.labels))
+    return replace(dataset, ids=ids, labels=labels)
+
+
+class Counting:
+    """A model that counts views which go through its image tower."""
+
+    def __init__(self, model: CLIP) -> None:
+        self._model = model
+        self.encoded = 0
+        self.hidden = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def encode_images(self, pixels: Tensor) -> Tensor:
+        self.encoded += len(pixels)
+        return self._model.encode_images(pixels)
+
+    def hidden_states(self, pixels: Tensor) -> Tensor:
+        self.hidden += len(pixels)
+        return self._model.hidden_states(pixels)
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a run has found out, but for times, and who computed what when."""
+
+    rows: list[Row]
+    seen: list[Seen]
+    bad: list[tuple[str, str, str]]
+    facts: dict[str, dict[str, Any]]
+
+
+def content(out: Path) -> Content:
+    with Store(out, create=False) as store:
+        rows = [replace(row, seconds=0.0) for row in store.rows()]
+        places = sorted({(row.dataset, row.picture, row.seed) for row in rows})
+        seen = [store.seen(*place) for place in places]
+        facts = {kind: store.facts(kind) for kind in ("run", "data set", "recipe", "classes")}
+        return Content(rows, [each for each in seen if each], [tuple(each) for each in store.bad()], facts)
+
+
+def assert_close(found: Content, expected: Content, rounding: float = 1e-5) -> None:
+    """The same answers to the same questions, up to rounding."""
+    assert len(found.rows) == len(expected.rows)
+    for ours, theirs in zip(found.rows, expected.rows, strict=True):
+        numbers = {name: value for name, value in asdict(theirs).items() if isinstance(value, float)}
+        assert asdict(ours) == {**asdict(theirs), **{name: getattr(ours, name) for name in numbers}}
+        assert {name: getattr(ours, name) for name in numbers} == pytest.approx(numbers, abs=rounding), ours
+    assert len(found.seen) == len(expected.seen)
+    for some, others in zip(found.seen, expected.seen, strict=True):
+        assert replace(some, views=()) == replace(others, views=())
+        assert [each[:2] for each in some.views] == [each[:2] for each in others.views]
+        assert [each.entropy for each in some.views] == pytest.approx([each.entropy for each in others.views], abs=1e-4)
+    assert found.bad == expected.bad
+    assert found.facts == expected.facts

@@ -1,0 +1,36 @@
+"""A run may be killed at any instant: the same command continues it, and the end is that of a run left alone."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from evaluate.runs import content
+from usetta.evaluate.store import Store
+
+
+@pytest.mark.slow
+def test_killed_runs_end_like_one_that_was_left_alone(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "evaluate.victim", str(tmp_path), "0"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=Path(__file__).parents[1], env=environment, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert all(found["ended"].values()), (found, done.stderr)
+    assert all(found["struck"].values()), found
+    assert found["killed"] >= 10
+    assert found["killed beside another"] >= 3
+    whole = content(tmp_path / "whole")
+    assert len(whole.rows) == 19 * 2 * 4
+    assert len(whole.seen) == 19 * 2
+    assert [reason for _, _, reason in whole.bad] == ["file is empty"]
+    for name in ("struck", "killed", "shared"):
+        assert content(tmp_path / name) == whole, name
+        with Store(tmp_path / name) as store:
+            told = [each["pictures"] for each in store.facts("invocation").values()]
+        assert len(told) >= 3, "too few of the killed got as far as writing something"

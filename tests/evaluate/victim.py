@@ -1,0 +1,126 @@
+"""Runs that are killed, in a process of their own that has loaded everything once: `python -m evaluate.victim`.
+
+Every attempt is a fork of it that calls `evaluate` anew, so an attempt starts in no time and shares nothing with those
+before but the files that they left.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evaluate.runs import Counting, four_blocks, make_dataset
+from usetta.evaluate import features, store
+from usetta.evaluate.runner import Setting, evaluate
+
+METHODS = ("clip", "se", "use", "ttl")
+BLOWS: dict[str, tuple[Any, str, int]] = {
+    "a row of a batch is about to be written": (store, "astuple", 40),
+    "features are about to be written": (features.FeatureCache, "put", 3),
+    "features are written and rows are not": (store.Store, "add", 4),
+    "rows are written and the diary is not": (store.Store, "note", 9),
+    "facts are about to be written": (store.Store, "fix_all", 1),
+}
+"""A function whose n-th call is the last of its process."""
+
+
+class Slow(Counting):
+    """A model that takes its time, so that kills hit the middle of something."""
+
+    def encode_images(self, pixels: Tensor) -> Tensor:
+        time.sleep(0.01)
+        return super().encode_images(pixels)
+
+
+class Runs:
+    """Processes that all work on the same question."""
+
+    def __init__(self, folder: Path, pictures: int) -> None:
+        self._folder = folder
+        self._model = Slow(four_blocks())
+        self._dataset = make_dataset(folder / "pictures", pictures)
+        self._dataset[3].path.write_bytes(b"")  # a bad picture is tried again by every attempt
+
+    def start(self, out: str, before: Callable[[], object] = lambda: None) -> int:
+        """The number of a process that continues a run."""
+        child = os.fork()
+        if child:
+            return child
+        try:
+            before()
+            folder, cache = self._folder / out, self._folder / f"{out}-cache"
+            evaluate(
+                self._model, [self._dataset], METHODS, folder, Setting(views=6), seeds=(0, 1), cache=cache, batch_size=2
+            )
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the parent's code must not run here
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            os._exit(1)
+        os._exit(0)
+
+
+def killed(child: int, after: float) -> bool:
+    """Whether a process lived until it was killed after so many seconds; one that failed is an error."""
+    time.sleep(after)
+    os.kill(child, signal.SIGKILL)  # a process that has ended is there until it is waited for
+    _, status = os.waitpid(child, 0)
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status):
+        raise SystemExit(f"a run failed with exit code {os.WEXITSTATUS(status)}")
+    return os.WIFSIGNALED(status)
+
+
+def ended(child: int) -> bool:
+    """Whether a process ended well."""
+    return os.waitpid(child, 0)[1] == 0
+
+
+def strike(owner: Any, name: str, count: int) -> None:
+    """Let the process kill itself in place of a certain call of a function."""
+    function, calls = getattr(owner, name), 0
+
+    def last(*arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments, **options)
+
+    setattr(owner, name, last)
+
+
+def main(folder: Path, seed: int) -> dict[str, Any]:
+    """Runs in `folder` that were left alone, struck, killed and shared, each ended; and how many kills hit."""
+    rng, runs, begin = random.Random(seed), Runs(folder, pictures=20), time.perf_counter()
+    found: dict[str, Any] = {"ended": {"whole": ended(runs.start("whole"))}}
+    whole = time.perf_counter() - begin
+
+    def moment() -> float:
+        return rng.uniform(0.01, 0.14) * whole  # so that more than ten find something left to do
+
+    found["struck"] = {}
+    for name, blow in BLOWS.items():
+        _, status = os.waitpid(runs.start("struck", partial(strike, *blow)), 0)
+        found["struck"][name] = os.WIFSIGNALED(status)
+    found["killed"] = sum(killed(runs.start("killed"), moment()) for _ in range(13))
+    found["killed beside another"] = 0
+    other = runs.start("shared")
+    for _ in range(5):
+        one, other = other, runs.start("shared")
+        found["killed beside another"] += killed(one, moment())
+    last = [other, runs.start("shared")]
+    found["ended"] |= {name: ended(runs.start(name)) for name in ("struck", "killed")}
+    found["ended"] |= {f"shared by {each}": ended(each) for each in last}
+    return found
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(json.dumps(main(Path(sys.argv[1]), int(sys.argv[2]))))
