@@ -7,7 +7,7 @@ from usetta.data.benchmark import Benchmark, list_datasets
 from usetta.data.checking import Report, check
 from usetta.data.dataset import DataError, Dataset, Item, UnknownDatasetError
 from usetta.data.fetching import Fetched, fetch
-from usetta.data.registry import load_dataset
+from usetta.data.registry import load_dataset, load_datasets
 
 __all__ = [
     "Benchmark",
@@ -21,4 +21,5 @@ __all__ = [
     "fetch",
     "list_datasets",
     "load_dataset",
+    "load_datasets",
 ]

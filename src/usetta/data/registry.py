@@ -56,6 +56,29 @@ def load_dataset(
     return reading.dataset
 
 
+def load_datasets(names: Sequence[str], root: str | os.PathLike[str] | None = None) -> list[Dataset]:
+    """Load several sets: names of the paper's fifteen below `root`, other folders and lists in it, or paths.
+
+    Without names, all of the fifteen that are complete below `root`; if there are none, `root` is itself the set.
+    """
+    if names:
+        return [_load_named(name, root) for name in names]
+    root = root or os.environ.get(ROOT)
+    if not root:
+        raise DataError("which data sets?", f"give their names, or their folder, or set {ROOT}")
+    from usetta.data.checking import check  # which reads sets by this module
+
+    found = [report.name for report in check(root) if report.state == "complete"]
+    return [load_dataset(name, root) for name in found] or [load_dataset(Path(root).absolute())]
+
+
+def _load_named(name: str, root: str | os.PathLike[str] | None) -> Dataset:
+    if _is_path(name):
+        inside = Path(root).expanduser() / name if root else None
+        return load_dataset(inside.absolute() if inside and inside.exists() else name)
+    return load_dataset(name, root)
+
+
 def read_benchmark(benchmark: Benchmark, root: Path, *, itself: bool = False) -> Reading:
     """Read one of the fifteen below `root`, or with `itself` also in it, whether or not it is complete."""
     return _READERS[benchmark.kind](benchmark, root, itself=itself)

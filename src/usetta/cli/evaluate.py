@@ -1,0 +1,282 @@
+"""Commands about runs: their tables, their rows for other programs, and the paper's tables and figures anew."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from usetta.cli.app import ContextFile, app, clear_errors, print_rows, say
+
+if TYPE_CHECKING:
+    from usetta.data import Dataset
+    from usetta.evaluate.runner import Summary
+    from usetta.evaluate.store import Store
+    from usetta.models import Model
+    from usetta.report.items import Item
+    from usetta.report.tables import Table
+
+Run = Annotated[Path, typer.Argument(help="Directory of a run.", metavar="RUN")]
+Format = Annotated[str, typer.Option("--format", "-f", help="terminal, markdown, latex, csv or json.")]
+
+
+@app.command()
+def table(
+    run: Run,
+    shape: Format = "terminal",
+    metric: Annotated[
+        str | None, typer.Option(help="top1 (the default), top5, ece, nll, brier, skip_ratio or seconds_per_picture.")
+    ] = None,
+    dataset: Annotated[str | None, typer.Option("--dataset", "-d", help="All metrics on this data set.")] = None,
+    against: Annotated[
+        str | None, typer.Option(help="Differences in accuracy from this method, with confidence intervals.")
+    ] = None,
+    no_paper: Annotated[bool, typer.Option("--no-paper", help="Without the paper's numbers.")] = False,
+) -> None:
+    """Show the results of a run as a table."""
+    from usetta.evaluate.store import Store
+    from usetta.report.results import accuracy_table, differences_table, metrics_table
+
+    with clear_errors():
+        _check_format(shape)
+        if sum(each is not None for each in (metric, dataset, against)) > 1:
+            raise ValueError("choose one of --metric, --dataset and --against")
+        with Store(run, create=False) as store:
+            if dataset is not None:
+                found = metrics_table(store, dataset)
+            elif against is not None:
+                found = differences_table(store, against)
+            else:
+                found = accuracy_table(store, metric=metric or "top1", paper=not no_paper)
+        _print(found, shape)
+
+
+@app.command()
+def export(
+    run: Run,
+    file: Annotated[Path, typer.Argument(help="File to write: .parquet, .csv, .json or .jsonl.", metavar="FILE")],
+) -> None:
+    """Write all rows of a run to a file for other programs, one for each picture, seed and method."""
+    from usetta.evaluate.export import export as write
+    from usetta.evaluate.store import Store
+
+    with clear_errors(), Store(run, create=False) as store:
+        count = write(store, file)
+    typer.echo(f"{count} rows: {file}")
+
+
+@app.command()
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(help="A table or figure: table-1, figure-3. Without it, all are listed.")
+    ] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List the tables and figures, and what they take.")] = False,
+    data: Annotated[Path | None, typer.Option("--data", help="Folder of the data sets.", envvar="USETTA_DATA")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Another model than the paper's.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Directory of the run; by default one in runs/ for each model.")
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds of the views, such as 0,1,2; by default two.")] = None,
+    pictures: Annotated[
+        int | None, typer.Option(help="Only so many pictures of each data set, evenly spread.", min=1)
+    ] = None,
+    context: ContextFile = None,
+    cache: Annotated[Path | None, typer.Option(help="Folder that keeps features of views.")] = None,
+    shape: Format = "terminal",
+) -> None:
+    """Measure what a table or figure of the paper needs, and show it beside the paper's numbers.
+
+    Data sets that are not there are left out and named. Stopped, the same command goes on.
+    """
+    from usetta.evaluate.store import Store
+    from usetta.report import reproduce as paper
+
+    if listed or name is None:
+        _list_items()
+        return
+    bad, drawn = 0, True
+    with clear_errors():
+        _check_format(shape)
+        item = paper.get(name)
+        numbers = _seeds(seeds) if seeds else item.seeds
+        if item.coop and context is None:
+            raise ValueError(f"{item.name} starts from CoOp's context: give it with --context")
+        if context is not None and not item.coop:
+            raise ValueError(f"{item.name} starts from no learned context")
+        sets = _present(item, data)
+        if item.kind == "size":
+            _print(paper.sizes_table({each.name: (len(each), len(each.classes)) for each in sets}), shape)
+            return
+        models = (model,) if model else item.models
+        for each in models:
+            folder = _folder(item, each, out, alone=len(models) == 1)
+            if sets:
+                done = _measure(item, sets, each, folder, numbers, pictures, context, cache)
+                bad += done.bad if done else 0
+            with Store(folder, create=False) as store:
+                drawn &= _show(item, store, shape)
+    if bad:
+        say(f"usetta: {bad} pictures could not be read and are left out")
+    if bad or not drawn:
+        raise typer.Exit(1)
+
+
+def _list_items() -> None:
+    from usetta.report.items import ITEMS
+
+    print_rows(
+        [
+            {
+                "name": item.name,
+                "shows": item.shows,
+                "model": ", ".join(item.models) or "-",
+                "data sets": len(item.datasets),
+                "methods": len(item.methods),
+                "seeds": len(item.seeds),
+                "prompt": "CoOp's context" if item.coop else "7 templates" if item.ensemble else "-",
+            }
+            for item in ITEMS.values()
+        ],
+        as_json=False,
+    )
+
+
+def _check_format(shape: str) -> None:
+    from usetta.report.tables import FORMATS
+
+    known = ("terminal", *FORMATS)
+    if shape not in known:
+        raise ValueError(f"unknown format {shape!r}; known are {', '.join(known)}")
+
+
+def _print(found: "Table", shape: str) -> None:
+    from usetta.report.tables import FORMATS, terminal
+
+    if shape == "terminal":
+        from rich.console import Console
+
+        Console().print(terminal(found))
+    else:
+        typer.echo(FORMATS[shape](found), nl=False)
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise ValueError(f"seeds are whole numbers from 0 on, such as 0,1,2, not {text!r}")
+    return tuple(dict.fromkeys(map(int, parts)))
+
+
+def _present(item: "Item", data: Path | None) -> "list[Dataset]":
+    """The data sets that are there; which are not is told."""
+    from usetta.data import DataError
+    from usetta.data.benchmark import get_benchmark
+    from usetta.data.dataset import AbsentError, NoListError
+    from usetta.data.registry import read_benchmark
+
+    if data is None:
+        say("no folder of data sets (--data), so nothing is measured")
+        return []
+    root = data.expanduser().absolute()
+    if not root.is_dir():
+        raise ValueError(f"{root} is not a folder" if root.exists() else f"{root} does not exist")
+    found, absent = [], []
+    for name in item.datasets:
+        try:
+            reading = read_benchmark(get_benchmark(name), root)
+        except (AbsentError, NoListError):
+            absent.append(name)
+        except DataError as error:
+            say(f"left out: {error}")
+        else:
+            if reading.missing:
+                say(f"left out: {name}, which is incomplete; the first that is missing is {reading.missing[0]}")
+            else:
+                found.append(reading.dataset)
+    if absent:
+        say(f"not in {data}: {', '.join(absent)} (`usetta data check` tells more)")
+    return found
+
+
+def _folder(item: "Item", model: str, out: Path | None, *, alone: bool) -> Path:
+    """The directory of a run; what must not be mixed with other prompts or models has one of its own."""
+    name = re.sub(r"[^\w.-]+", "-", model).strip("-")
+    if out is not None:
+        return out if alone else out / name
+    return Path("runs") / f"paper-{name}{'-coop' if item.coop else '-ensemble' if item.ensemble else ''}"
+
+
+def _measure(
+    item: "Item",
+    sets: "list[Dataset]",
+    model: str,
+    out: Path,
+    seeds: tuple[int, ...],
+    pictures: int | None,
+    context: Path | None,
+    cache: Path | None,
+) -> "Summary | None":
+    """Compute what the run lacks, if anything."""
+    from usetta.evaluate.runner import Setting, evaluate
+    from usetta.evaluate.store import FILE, Store
+    from usetta.models import load_model
+    from usetta.report.reproduce import needed
+
+    sizes = {each.name: min(len(each), pictures or len(each)) for each in sets}
+    if (out / FILE).is_file():
+        with Store(out) as store:
+            missing = needed(item, store, seeds=seeds, pictures=sizes)
+        if not any(each.dataset in sizes for each in missing):
+            return None
+    loaded = load_model(model)
+    methods = _possible(item, loaded)
+    say(f"model: {loaded.name}, {', '.join(f'{each.name} ({sizes[each.name]} pictures)' for each in sets)}")
+    try:
+        return evaluate(
+            loaded,
+            sets,
+            methods,
+            out,
+            Setting(templates=item.templates, context=context),
+            seeds=seeds,
+            pictures=pictures,
+            cache=cache,
+            say=say,
+        )
+    except KeyboardInterrupt:
+        say(f"usetta: stopped; what was computed is in {out}, and the same command goes on")
+        raise typer.Exit(130) from None
+
+
+def _possible(item: "Item", model: "Model") -> list[str]:
+    """The methods of an item that a model can run; those it cannot are told."""
+    from usetta import methods
+
+    try:
+        model.tail()
+    except ValueError as error:
+        without = [method for method in item.methods if methods.get(method).needs_hidden]
+        if without:
+            say(f"left out: {', '.join(without)}; {error}")
+        return [method for method in item.methods if method not in without]
+    return list(item.methods)
+
+
+def _show(item: "Item", store: "Store", shape: str) -> bool:
+    """Print a table, or write a figure and print where; False if there is nothing to draw."""
+    from usetta.report.reproduce import as_figures, as_table
+
+    if item.kind != "figure":
+        _print(as_table(item, store), shape)
+        return True
+    from usetta.report.figures import save
+
+    drawn = as_figures(item, store)
+    for note in drawn.notes:
+        say(note)
+    for name, figure in drawn.figures.items():
+        for path in save(figure, store.folder / name):
+            typer.echo(path)
+    if not drawn.figures:
+        say(f"usetta: the run in {store.folder} has nothing to draw for {item.name}")
+    return bool(drawn.figures)

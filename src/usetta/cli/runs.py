@@ -1,0 +1,92 @@
+"""The command that measures methods on data sets."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from usetta.cli.app import ContextFile, ModelName, Templates, Views, app, clear_errors, say
+
+
+@app.command("eval")
+def evaluate(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Directory of the run; the same command continues it.")],
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Folder of the data sets, or one data set.", envvar="USETTA_DATA")
+    ] = None,
+    datasets: Annotated[
+        str, typer.Option("--datasets", "-d", help="Names, folders or lists of pictures: 'dtd,pets'. Default: all.")
+    ] = "",
+    methods: Annotated[str, typer.Option("--methods", "-m", help="Methods to compare.")] = "clip,se,use",
+    model: ModelName = "auto",
+    seeds: Annotated[str, typer.Option(help="Seeds of the views.")] = "0",
+    template: Templates = None,
+    context: ContextFile = None,
+    reward: Annotated[str | None, typer.Option(help="Model that judges for rlcf; by default the model itself.")] = None,
+    views: Views = 64,
+    augmix: Annotated[
+        bool | None, typer.Option("--augmix/--no-augmix", help="AugMix, or crops only; by default as in the paper.")
+    ] = None,
+    pictures: Annotated[
+        int | None, typer.Option(help="Only so many pictures of each data set, evenly spread.", min=1)
+    ] = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="Folder that keeps features of views, for runs with other methods.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Pictures that go through a method together.", min=1)] = 8,
+    threads: Annotated[int, typer.Option(help="Threads that decode pictures and make views.", min=1)] = 2,
+) -> None:
+    """Measure methods on data sets, and print a table. Stopped, the same command goes on; more can be added to it.
+
+    Bad pictures are reported and left out; the exit code is then 1.
+    """
+    from rich.console import Console
+
+    from usetta.data import load_datasets
+    from usetta.evaluate.runner import Setting
+    from usetta.evaluate.runner import evaluate as run
+    from usetta.evaluate.store import Store
+    from usetta.models import load_model
+    from usetta.report.results import accuracy_table
+    from usetta.report.tables import terminal
+
+    with clear_errors():
+        sets = load_datasets(_split(datasets), data)
+        numbers = [_seed(text) for text in _split(seeds)]
+        loaded = load_model(model)
+        judge = load_model(reward) if reward else None
+        say(f"model: {loaded.name}, {', '.join(f'{each.name} ({len(each)} pictures)' for each in sets)}")
+        try:
+            done = run(
+                loaded,
+                sets,
+                _split(methods),
+                out,
+                Setting(views=views, templates=tuple(template or ()), context=context, augmix=augmix),
+                seeds=numbers,
+                pictures=pictures,
+                reward=judge,
+                cache=cache,
+                batch_size=batch_size,
+                threads=threads,
+                say=say,
+            )
+        except KeyboardInterrupt:
+            say(f"usetta: stopped; what was computed is in {out}, and the same command goes on")
+            raise typer.Exit(130) from None
+        say(f"{done.pictures} pictures in {done.seconds:.0f} s, {done.encoded} of them through the image tower")
+        with Store(out, create=False) as store:
+            Console().print(terminal(accuracy_table(store)))
+    if done.bad:
+        say(f"usetta: {done.bad} pictures could not be read and are left out")
+        raise typer.Exit(1)
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError(f"a seed is a whole number from 0 on, not {text!r}")
+    return int(text)

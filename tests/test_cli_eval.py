@@ -1,0 +1,130 @@
+"""`usetta eval` as a user meets it: a table on standard output, everything else on standard error."""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from conftest import make_picture
+from usetta.cli import app
+from usetta.evaluate.store import Store
+
+CLASSES = ("cat", "red fox")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A data set of six pictures in two classes."""
+    for i in range(6):
+        path = tmp_path / "zoo" / CLASSES[i % 2] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        make_picture(i).save(path)
+    return tmp_path / "zoo"
+
+
+def usetta(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["eval", *map(str, arguments)])
+
+
+@pytest.fixture
+def options(folder: Path, tiny_checkpoint: Path, tmp_path: Path) -> list[object]:
+    return ["--data", folder, "--model", tiny_checkpoint, "--views", 4, "--out", tmp_path / "run"]
+
+
+def test_a_table_comes_out_and_the_run_can_be_added_to(options: list[object], tmp_path: Path) -> None:
+    first = usetta(*options, "--methods", "clip,se")
+    assert first.exit_code == 0, first.output
+    assert re.search(r"^\s*clip\s+\d+\.\d\d", first.stdout, flags=re.MULTILINE)
+    assert "6 pictures in" in first.stderr
+    assert "zoo, seed 0: clip" in first.stderr
+    again = usetta(*options, "--methods", "clip,se")
+    assert again.exit_code == 0, again.output
+    assert "0 pictures in" in again.stderr
+    assert again.stdout == first.stdout
+    more = usetta(*options, "--methods", "se,use,zero", "--seeds", "0,1")
+    assert more.exit_code == 0
+    with Store(tmp_path / "run", create=False) as store:
+        assert {(seed, method, n) for _, seed, method, n in store.groups()} == {
+            *((0, method, 6) for method in ("clip", "se", "use", "zero")),
+            *((1, method, 6) for method in ("se", "use", "zero")),
+        }
+    assert "±" in more.stdout
+
+
+def test_bad_pictures_are_told_counted_and_left_out(options: list[object], folder: Path) -> None:
+    (folder / "cat" / "bad.jpg").write_bytes(b"")
+    result = usetta(*options, "--methods", "clip")
+    assert result.exit_code == 1
+    assert "zoo: cat/bad.jpg: file is empty" in result.stderr
+    assert "1 picture could not be read" in " ".join(result.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--views", 8], "was made with another views: views was 4 and is 8"),
+        (["--template", "a {} in the wild."], "was made with another prompt: templates was"),
+    ],
+)
+def test_another_kind_of_run_in_the_same_directory_is_refused(
+    options: list[object], more: list[object], message: str
+) -> None:
+    assert usetta(*options, "--methods", "clip").exit_code == 0
+    result = usetta(*options, "--methods", "clip", *more)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "message"),
+    [
+        (["--methods", "clipp"], 2, "did you mean 'clip'"),
+        (["--seeds", "0,x"], 2, "a seed is a whole number from 0 on, not 'x'"),
+        (["--methods", ","], 2, "at least one method"),
+        (["--datasets", "./nowhere"], 1, "nowhere does not exist"),
+        (["--datasets", "pats"], 2, "did you mean 'pets'"),
+    ],
+)
+def test_wrong_usage_is_told_in_one_line(
+    options: list[object], tmp_path: Path, more: list[object], code: int, message: str
+) -> None:
+    result = usetta(*options, *more)
+    assert result.exit_code == code, result.output
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) <= 2  # the model, and the error
+    assert result.stdout == ""
+
+
+def test_without_data_the_question_is_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("USETTA_DATA", raising=False)
+    result = usetta("--out", tmp_path / "run")
+    assert result.exit_code == 1
+    assert "which data sets?" in result.stderr
+
+
+def test_ctrl_c_leaves_what_was_computed(options: list[object], folder: Path, tmp_path: Path) -> None:
+    for i in range(60):
+        make_picture(i, (900, 700)).save(folder / "cat" / f"more-{i}.png")
+    command = [sys.executable, "-m", "usetta", "eval", *map(str, options), "--methods", "clip,se", "--batch-size", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while process.poll() is None and not _rows(tmp_path / "run"):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "the same command goes on" in said
+    assert "Traceback" not in said
+    assert 0 < _rows(tmp_path / "run") < 2 * 66
+
+
+def _rows(run: Path) -> int:
+    if not run.is_dir():
+        return 0
+    with Store(run) as store:
+        return sum(n for *_, n in store.groups())
