@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 .PHONY: help setup demo test quick lint format bench docs clean
 
 help:
-	@echo "make demo    classify real photographs and write demo-report/index.html"
+	@echo "make demo    classify real photographs and write demo-report/index.html and report.html"
 	@echo "make test    run all tests            make quick   leave out the slow ones"
 	@echo "make lint    ruff and mypy            make format  let ruff rewrite"
 	@echo "make bench   speed and memory         make docs    build the documentation in site/"
@@ -40,10 +40,10 @@ demo: setup
 	$(BIN)/usetta demo --out demo-report
 
 test: setup $(VENV)/.test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 quick: setup $(VENV)/.test
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n auto -m "not slow"
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -58,6 +58,9 @@ bench: setup $(VENV)/.test
 	$(BIN)/python -m benchmarks.se
 	$(BIN)/python -m benchmarks.use
 	$(BIN)/python -m benchmarks.methods
+	$(BIN)/python -m benchmarks.runner
+	$(BIN)/python -m benchmarks.speed
+	$(BIN)/python -m benchmarks.serve
 
 docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict

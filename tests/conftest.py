@@ -4,6 +4,8 @@ import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("MPLBACKEND", "agg")
+if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores, so one thread each
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from pathlib import Path
 

@@ -405,7 +405,7 @@ def test_rlcf_is_judged_by_the_words_even_with_a_learned_context(
         judges.append(reward)
         return run(*given, reward=reward, hidden=hidden)
 
-    monkeypatch.setattr("usetta.classifier.run", noting)
+    monkeypatch.setattr("usetta.episode.run", noting)
     Classifier(names, tiny_model, "rlcf", views=20, context=words.context + 0.3)(make_picture(3))
     (judge,) = judges
     assert judge.features.shape == (1, 20, 32)

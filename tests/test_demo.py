@@ -9,40 +9,50 @@ import pytest
 from typer.testing import CliRunner
 
 from conftest import make_picture
+from report.pages import Page, leave_figures_empty
 from usetta import demo, methods
+from usetta.classifier import Explanation
 from usetta.cli import app
-from usetta.report.demo import render
+from usetta.evaluate.store import Store
+from usetta.report.html import in_plain_words, render
+
+SHOWN = ("folding chair", "horse chestnut", "spoonbill", "goose", "dung beetle")
+"""Fewer photographs are enough; and the tiny model sees a jeep in everything, if it is a class."""
 
 
 @pytest.fixture
-def photographs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """A picture under the name of every photograph, few classes, and an empty cache."""
-    paths = [tmp_path / "photographs" / photograph.name for photograph in demo.PHOTOGRAPHS]
-    paths[0].parent.mkdir()
-    for i, path in enumerate(paths):
-        make_picture(i).save(path)
-    monkeypatch.setattr(demo, "photographs", lambda say: paths)
-    monkeypatch.setattr(demo, "CLASSES", ("tabby cat", "red fox", "golden retriever"))  # so that some views disagree
+def photographs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache with a picture under the name of some photographs, which are all there are, and so are their classes."""
     monkeypatch.setenv("USETTA_CACHE", str(tmp_path / "cache"))
-    return paths
+    folder = tmp_path / "cache" / "demo"
+    folder.mkdir(parents=True)
+    some = tuple(photograph for photograph in demo.PHOTOGRAPHS if photograph.shows in SHOWN)
+    for i, photograph in enumerate(some):
+        make_picture(i).save(folder / photograph.name)
+    monkeypatch.setattr(demo, "fetch", lambda file, target, say: target)
+    monkeypatch.setattr(demo, "PHOTOGRAPHS", some)
+    monkeypatch.setattr(demo, "CLASSES", SHOWN)
+    return folder
 
 
-def test_it_writes_a_report_with_pictures(photographs: list[Path], tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_it_writes_a_page_with_pictures(
+    photographs: Path, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "report"
     command = ["demo", "--out", str(out), "--model", str(tiny_checkpoint), "--views", "6"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.stderr
     rows = json.loads((out / "answers.json").read_text(encoding="utf-8"))
-    assert [row["shows"] for row in rows] == [photograph.shows for photograph in demo.PHOTOGRAPHS]
+    assert [row["shows"] for row in rows] == list(SHOWN)
     for method in ("clip", "se", "tpt", "use"):
         right = sum(row["methods"][method]["right"] for row in rows)
         skipped = sum(row["methods"][method]["why"]["skipped"] is True for row in rows)
         told = f", {skipped} skipped because the views already agree" if skipped else ""
-        assert f"{method}: {right} of 12 right{told}\n" in result.stdout
+        assert f"{method}: {right} of 5 right{told}\n" in result.stdout
     page = (out / "index.html").read_text(encoding="utf-8")
     for reference in re.findall(r'src="([^"]+)"', page):
         assert (out / reference).stat().st_size > 100
-    assert page.count("<article") == 12
+    assert page.count("<article") == 5
     assert "http" not in page  # nothing from elsewhere
 
     why = [row["methods"]["use"]["why"] for row in rows]
@@ -51,18 +61,59 @@ def test_it_writes_a_report_with_pictures(photographs: list[Path], tiny_checkpoi
     for each, article in zip(why, page.split("<article")[1:], strict=True):
         assert html.escape(each["reason"].replace("->", "→").replace("%", "\u00a0%")) in article
     for method in ("clip", "se", "tpt", "use"):
-        assert f"<dt>{method}</dt><dd>{demo.IN_PLAIN_WORDS[method]}</dd>" in page
+        assert f"<dt>{method}</dt><dd>{in_plain_words(method)}</dd>" in page
 
-    features = list((tmp_path / "cache" / "demo" / "features").iterdir())
-    assert len(features) == 12
+    features = list((photographs / "features").iterdir())
+    assert len(features) == 10  # the weak view and the strong ones of every photograph, once for page and report
+    leave_figures_empty(monkeypatch)
+    monkeypatch.setattr(Explanation, "save", lambda self, path, shown: None)
     assert CliRunner().invoke(app, command).stdout == result.stdout  # from the cache, and the same
 
 
+def test_the_run_beside_it_has_the_same_answers_and_a_report(
+    photographs: Path, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_figures_empty(monkeypatch)
+    monkeypatch.setattr(Explanation, "save", lambda self, path, shown: None)
+    out = tmp_path / "report"
+    command = ["demo", "--out", str(out), "--model", str(tiny_checkpoint), "--methods", "clip,use"]
+    for views in ("6", "4"):  # the second time in place of the first
+        result = CliRunner().invoke(app, [*command, "--views", views])
+        assert result.exit_code == 0, result.stderr
+    rows = json.loads((out / "answers.json").read_text(encoding="utf-8"))
+    with Store(out / "run", create=False) as store:
+        assert store.facts("run")["views"]["views"] == 4
+        assert store.facts("root") == {"demo": str(photographs)}
+        found = {(row.picture, row.method): row for row in store.rows()}
+    assert len(found) == 10
+    for row in rows:
+        for method in ("clip", "use"):
+            answer, stored = row["methods"][method], found[row["file"], method]
+            assert demo.CLASSES[stored.label] == row["shows"]
+            assert demo.CLASSES[stored.prediction] == answer["label"]
+            assert stored.confidence == pytest.approx(answer["probability"], abs=1e-6)
+            assert stored.skipped == answer["why"]["skipped"]
+    right = sum(row.label == row.prediction for row in found.values() if row.method == "use")
+    assert f"use: {right} of 5 right" in result.stdout
+    assert Page((out / "index.html").read_text(encoding="utf-8")).all("a")[-1] == {"href": "report.html"}
+    assert "2 methods on 1 data set" in Page((out / "report.html").read_text(encoding="utf-8")).text
+
+
+def test_a_run_on_something_else_is_left_alone(photographs: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    with Store(tmp_path / "run") as store:
+        store.fix("data set", "pets", {"title": "Pets"})
+    command = ["demo", "--out", str(tmp_path), "--model", str(tiny_checkpoint), "--views", "2", "--methods", "clip"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2
+    assert f"{tmp_path / 'run'} holds a run on pets; choose another folder with --out" in result.stderr
+    with Store(tmp_path / "run", create=False) as store:
+        assert list(store.facts("data set")) == ["pets"]
+
+
 def test_any_methods_can_be_compared(
-    photographs: list[Path], tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    photographs: Path, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "PHOTOGRAPHS", demo.PHOTOGRAPHS[:2])
-    del photographs[2:]
     command = ["demo", "--out", str(tmp_path / "report"), "--model", str(tiny_checkpoint), "--views", "4"]
     result = CliRunner().invoke(app, [*command, "--methods", "zero-shot,clip,r-tpt,use:steps=2"])
     assert result.exit_code == 0, result.stderr
@@ -80,11 +131,13 @@ def test_a_page_escapes_what_it_shows() -> None:
     why = {"reason": "<s>", "skipped": None}
     answer = {"label": "<b>", "probability": 1.0, "right": False, "ranked": [], "why": why}
     row = {"shows": "<i>", "file": "a.png", "views": "b.png", "source": "c", "methods": {"clip": answer}}
-    page = render([row], about={"clip": "<em>"}, model_name="<script>", views=2, classes=["<u>"])
+    about, right = {"clip": "<em>"}, {"clip": 0}
+    page = render("demo.html.j2", rows=[row], about=about, right=right, model_name="<script>", views=2, classes=["<u>"])
     assert page.count("&lt;s&gt;") == page.count("&lt;em&gt;") == 1
     assert not re.search(
         r"<(b|i|u|s|em|script)>(?!\w)", page.replace("<b>&lt;script&gt;</b>", "").replace("<b>clip</b>", "")
     )
+    assert Page(page).text.count("<script>") == 1
 
 
 def test_classes_are_plausible() -> None:

@@ -5,8 +5,10 @@ AugMix mixed in normalised space, as the published code does.
 """
 
 import dataclasses
+import hashlib
 import math
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +21,8 @@ from usetta.views import (
     Operation,
     ViewDraw,
     ViewRecipe,
+    _draw_weights,
+    _uniform,
     apply_view,
     draw_view,
     draw_views,
@@ -282,6 +286,48 @@ def test_views_do_not_depend_on_how_many_or_in_which_order():
         b_again, a_few = make_views(b, "b", many), make_views(a, "a", few)
         assert torch.equal(b_many, b_again)
         assert torch.equal(a_few, a_many[:4])
+
+
+@pytest.mark.parametrize("augmix", [False, True])
+def test_views_do_not_depend_on_the_number_of_threads(augmix: bool, tmp_path: Path) -> None:
+    picture(80, 60).save(tmp_path / "a.png")
+    recipe = ViewRecipe(views=9, size=32, augmix=augmix)
+    expected = make_views(picture(80, 60), "a", recipe)
+    for threads in (2, 12):
+        with Image.open(tmp_path / "a.png") as not_read_yet:
+            assert torch.equal(make_views(not_read_yet, "a", recipe, threads=threads), expected)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_an_error_in_a_thread_is_an_error(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError("no room for a view")
+
+    monkeypatch.setattr("usetta.views.mix", fail)
+    with pytest.raises(MemoryError, match="no room for a view"):
+        make_views(picture(8, 8), "a", ViewRecipe(views=9, size=8, augmix=True), threads=threads)
+
+
+def test_a_generator_is_numpys_own_with_the_key_of_the_view() -> None:
+    key = hashlib.blake2b(b"-3\x007\0a/b.jpg", digest_size=16).digest()
+    fresh = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
+    keyed = view_generator(-3, "a/b.jpg", 7)
+    assert repr(keyed.bit_generator.state) == repr(fresh.bit_generator.state)
+    assert np.array_equal(keyed.random(100), fresh.random(100))
+
+
+def test_draws_leave_nothing_behind_for_the_next_view() -> None:
+    recipe = ViewRecipe(views=60, augmix=True, seed=5)
+    alone = [draw_view(view_generator(5, "x", view), 90, 70, recipe) for view in range(1, 60)]
+    assert draw_views(90, 70, "x", recipe) == alone
+
+
+def test_short_cuts_draw_the_same_numbers_as_numpy() -> None:
+    ours, numpys = np.random.default_rng(0), np.random.default_rng(0)
+    for _ in range(500):
+        assert _draw_weights(ours).tolist() == numpys.dirichlet((1.0, 1.0, 1.0)).tolist()
+        for low, high in ((0.08, 1.0), (math.log(3 / 4), math.log(4 / 3)), (0.1, 1.0)):
+            assert _uniform(ours, low, high) == numpys.uniform(low, high)
 
 
 def test_global_random_state_is_neither_used_nor_changed():

@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import torch
 from PIL import Image
 
 from usetta import methods
+from usetta.adaptive import ADAPTIVE, STAGES, is_settled, stages
 from usetta.coop import load_context
 from usetta.episode import Episode, answer, check, encode, encode_with_hidden
 from usetta.images import ImageError, ImageSource, open_image, picture_id
@@ -107,6 +108,7 @@ class Prediction:
             "zero_shot": self._best(self.zero_shot),
             "why": {
                 "reason": self.reason,
+                "views": len(self.entropies),
                 "skipped": self.skipped,
                 "before": None if self.before is None else self._best(self.before),
                 "tuned_on": list(self.tuned_on),
@@ -152,8 +154,9 @@ class Classifier:
     """Classifies pictures into `classes`, with the conventions of scikit-learn where they fit.
 
     `model` is a name (see `usetta.list_models`), a weights file or a loaded model; `method` a name (see
-    `usetta.methods`, also for `tpt+se` and `use:steps=2`) or a recipe. `views` counts the weak view; `augmix` adds
-    AugMix to the strong views, as the paper does on fine-grained data sets. `templates` holds one or more texts with
+    `usetta.methods`, also for `tpt+se` and `use:steps=2`) or a recipe. `views` counts the weak view, and "adaptive" is
+    up to 64, but fewer where they leave no doubt (see `usetta.adaptive`); `augmix` adds AugMix to the strong views, as
+    the paper does on fine-grained data sets. `templates` holds one or more texts with
     `{}` for the class name; a method that tunes the prompt takes one, with words before the name. `context` is a
     learned context for it (see `usetta.coop`), `reward` the model that judges for RLCF, which otherwise judges itself.
     """
@@ -167,7 +170,7 @@ class Classifier:
         templates: str | Sequence[str] = DEFAULT_TEMPLATE,
         context: torch.Tensor | str | os.PathLike[str] | None = None,
         reward: str | Model | None = None,
-        views: int = 64,
+        views: int | Literal["adaptive"] = 64,
         augmix: bool = False,
         seed: int = 0,
         batch_size: int = 1,
@@ -183,8 +186,12 @@ class Classifier:
         self._prompts = ClassPrompts(self.model.text, classes, templates, context)
         self._judge = load_model(reward) if isinstance(reward, str) else reward
         self._templates = templates
-        check(self.recipe, self.model, self._prompts, views)
-        self._view_recipe = ViewRecipe(views=views, size=self.model.image_size, augmix=augmix, seed=seed)
+        self._adaptive = isinstance(views, str)
+        if self._adaptive and views != ADAPTIVE:
+            raise ValueError(f"views must be a number or '{ADAPTIVE}', not {views!r}")
+        most = STAGES[-1] if isinstance(views, str) else views
+        check(self.recipe, self.model, self._prompts, most)
+        self._view_recipe = ViewRecipe(views=most, size=self.model.image_size, augmix=augmix, seed=seed)
 
     @cached_property
     def _words(self) -> ClassPrompts:
@@ -229,9 +236,8 @@ class Classifier:
         found = [methods.get(recipe) for recipe in recipes]
         for recipe in found:
             check(recipe, self.model, self._prompts, self._view_recipe.views)
-        image = open_image(picture)
-        pixels = make_views(image, picture_id(image), self._view_recipe)
-        seen = self._encode(pixels, hidden=any(recipe.needs_hidden for recipe in found))
+        hidden = any(recipe.needs_hidden for recipe in found)
+        pixels, seen = self._look_at(open_image(picture), self._view_recipe, hidden=hidden)
         if pixels.dtype != torch.uint8:
             pixels = (pixels * 255).round().to(torch.uint8)
         shown = pixels.permute(0, 2, 3, 1).numpy()
@@ -239,13 +245,14 @@ class Classifier:
 
     def stream(self, pictures: Iterable[ImageSource]) -> Iterator[Prediction | ImageError]:
         """An answer for each picture, in order, as soon as it is known; a bad picture yields its error instead."""
+        recipe = replace(self._view_recipe, views=1) if self.recipe.weak_only else self._view_recipe
         remaining = iter(pictures)
         while batch := list(islice(remaining, self.batch_size)):
             outcomes: dict[int, Prediction | ImageError] = {}
             seen: dict[int, Episode] = {}
             for i, picture in enumerate(batch):
                 try:
-                    seen[i] = self._look_at(picture)
+                    _, seen[i] = self._look_at(open_image(picture), recipe, hidden=self.recipe.needs_hidden)
                 except ImageError as error:
                     outcomes[i] = error
             if seen:
@@ -262,10 +269,18 @@ class Classifier:
             answers.append(outcome)
         return answers
 
-    def _look_at(self, picture: ImageSource) -> Episode:
-        image = open_image(picture)
-        recipe = replace(self._view_recipe, views=1) if self.recipe.weak_only else self._view_recipe
-        return self._encode(make_views(image, picture_id(image), recipe), hidden=self.recipe.needs_hidden)
+    def _look_at(self, image: Image.Image, recipe: ViewRecipe, *, hidden: bool) -> tuple[torch.Tensor, Episode]:
+        """The views of a picture, as many as it takes, and what the tower sees in them."""
+        parts = stages(recipe.views) if self._adaptive else [range(recipe.views)]
+        name, pixels, seen = picture_id(image), [], None
+        for part in parts:
+            pixels.append(make_views(image, name, recipe, part=part))
+            more = self._encode(pixels[-1], hidden=hidden)
+            seen = seen + more if seen else more
+            if len(parts) > 1 and is_settled(seen.features, self._prompts.features(), self.model.logit_scale):
+                break
+        assert seen is not None
+        return torch.cat(pixels), seen
 
     def _encode(self, pixels: torch.Tensor, *, hidden: bool) -> Episode:
         judged = encode(self._judge, pixels) if self._judge else None
@@ -276,8 +291,12 @@ class Classifier:
 
     def _answer(self, sources: list[str], seen: list[Episode], recipe: Recipe) -> list[Prediction]:
         words = self._words if recipe.loss == "reward" else None
-        result = answer(recipe, seen, self.model, self._prompts, words)
-        return [self._prediction(source, recipe, result, i) for i, source in enumerate(sources)]
+        found: dict[int, Prediction] = {}
+        for count in {len(each.features) for each in seen}:  # pictures with equally many views go together
+            places = [place for place, each in enumerate(seen) if len(each.features) == count]
+            result = answer(recipe, [seen[place] for place in places], self.model, self._prompts, words)
+            found |= {place: self._prediction(sources[place], recipe, result, i) for i, place in enumerate(places)}
+        return [found[place] for place in range(len(seen))]
 
     def _prediction(self, source: str, recipe: Recipe, result: Result, i: int) -> Prediction:
         delta = float(result.delta[i])

@@ -1,18 +1,27 @@
-"""`usetta demo`: a dozen real photographs, plain zero-shot beside the other methods, and a report with pictures.
+"""`usetta demo`: a dozen real photographs, plain zero-shot beside the other methods, and pages with pictures.
 
 The photographs come with packages of the package index, as the embedded model does, so the demonstration runs where
 no model hub can be reached. The ones of foolbox are ImageNet pictures with the class in the file name.
+
+They are a data set like any other: a run on them makes the report, and the page that explains every answer looks at
+the very same views, so both say the same and no photograph goes through the model twice.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from usetta import methods as known_methods
 from usetta.classifier import Classifier, Explanation
+from usetta.data import Dataset, Item
+from usetta.evaluate.runner import Setting, evaluate
+from usetta.evaluate.store import FILE, Store
+from usetta.images import open_image
 from usetta.models import Model
 from usetta.models.wheels import WheelFile, cache_dir, fetch
+from usetta.recipe import Recipe
+from usetta.views import make_views
 
 _FOOLBOX = "foolbox==3.3.4"
 _SKIMAGE = "scikit-image==0.26.0"
@@ -70,17 +79,6 @@ DISTRACTORS = (
     "ground beetle", "leaf beetle", "scorpion", "cricket", "ant",
 )  # fmt: skip
 
-IN_PLAIN_WORDS = {
-    "clip": "looks at the photograph once and picks the class whose text fits best.",
-    "se": "also looks at crops, keeps the few that the model is most certain about, and mixes what they say with what "
-    "the photograph says. The photograph counts more where it is more certain than its crops.",
-    "tpt": "tunes the prompt for this one photograph until the most certain crops agree on a class, then looks at the "
-    "photograph once more with the tuned prompt.",
-    "use": "leaves the prompt alone where the photograph and its most certain crops already agree (skipped). Elsewhere "
-    "it tunes the prompt towards the mixture that se would give, then mixes as se does.",
-}
-"""What methods do, for somebody who has not read the paper; the others go by the description of their recipe."""
-
 CLASSES = (*(photograph.shows for photograph in PHOTOGRAPHS), *DISTRACTORS)
 
 
@@ -97,34 +95,68 @@ class Answers:
         return self.by_method[method].prediction.label == self.photograph.shows
 
 
-def photographs(say: Callable[[str], object]) -> list[Path]:
+def photographs(say: Callable[[str], object]) -> Dataset:
     """The photographs, fetched unless they are in the cache already."""
     folder = cache_dir() / "demo"
-    return [fetch(photograph.file, folder / photograph.name, say) for photograph in PHOTOGRAPHS]
+    for photograph in PHOTOGRAPHS:
+        fetch(photograph.file, folder / photograph.name, say)
+    return Dataset(
+        name="demo",
+        title="Demo",
+        family="other",
+        classes=CLASSES,
+        ids=tuple(photograph.name for photograph in PHOTOGRAPHS),
+        labels=tuple(CLASSES.index(photograph.shows) for photograph in PHOTOGRAPHS),
+        root=folder,
+        layout=str(folder),
+    )
 
 
-def answers(model: Model, paths: Iterable[Path], methods: list[str], views: int) -> Iterator[Answers]:
-    """Every method on every photograph, all methods from one encoding of its views."""
-    classifier = Classifier(CLASSES, model, views=views)
-    for photograph, path in zip(PHOTOGRAPHS, paths, strict=True):
-        explained = classifier.compare(path, methods)
-        yield Answers(photograph, path, dict(zip(methods, explained, strict=True)))
+def measure(model: Model, dataset: Dataset, methods: Sequence[str], views: int, folder: Path) -> None:
+    """Run the methods on the photographs, in place of the run of an earlier demonstration in `folder`."""
+    if (folder / FILE).exists():
+        with Store(folder) as store:
+            others = store.facts("data set").keys() - {dataset.name}
+        if others:
+            raise ValueError(f"{folder} holds a run on {', '.join(sorted(others))}; choose another folder with --out")
+        (folder / FILE).unlink()
+    evaluate(model, [dataset], methods, folder, Setting(views=views), batch_size=1)
 
 
-def write_report(found: list[Answers], folder: Path, model: Model, views: int) -> Path:
-    """Write `index.html`, its pictures and `answers.json` into `folder`."""
-    from usetta.report.demo import render
+def answers(model: Model, dataset: Dataset, methods: Sequence[str], views: int) -> Iterator[Answers]:
+    """Every method on every photograph, with its reasons."""
+    classifier = _AsInRun(dataset.classes, model, views=views)
+    recipes = [known_methods.get(method) for method in methods]
+    for photograph, item in zip(PHOTOGRAPHS, dataset, strict=True):
+        explained = classifier.explain_item(item, recipes)
+        yield Answers(photograph, item.path, dict(zip(methods, explained, strict=True)))
 
-    folder.mkdir(parents=True, exist_ok=True)
+
+class _AsInRun(Classifier):
+    """Looks at a picture of a data set as a run does: views by the picture's id, features in half precision."""
+
+    def explain_item(self, item: Item, recipes: Sequence[Recipe]) -> list[Explanation]:
+        pixels = make_views(open_image(item.path, for_benchmark=True), item.id, self._view_recipe)
+        seen = self._encode(pixels, hidden=any(recipe.needs_hidden for recipe in recipes))
+        seen = replace(seen, features=seen.features.half().float())
+        shown = pixels.permute(0, 2, 3, 1).numpy()
+        return [Explanation(self._answer([str(item.path)], [seen], each)[0], each.name, shown) for each in recipes]
+
+
+def write_pages(found: list[Answers], folder: Path, model: Model, views: int) -> Path:
+    """Write `index.html`, its pictures and `answers.json` into `folder`, and `report.html` of the run in `run`."""
+    from usetta.report.html import in_plain_words, render
+    from usetta.report.run import write_report
+
     for each in found:
         (folder / each.photograph.name).write_bytes(each.path.read_bytes())
-        list(each.by_method.values())[-1].save(folder / f"{each.path.stem}-views.png", shown=16)
+        list(each.by_method.values())[-1].save(folder / f"{each.path.stem}-views.jpg", shown=16)
     rows = [
         {
             "shows": each.photograph.shows,
             "file": each.photograph.name,
             "source": f"{each.photograph.file.requirement}: {each.photograph.file.member}",
-            "views": f"{each.path.stem}-views.png",
+            "views": f"{each.path.stem}-views.jpg",
             "methods": {
                 name: explanation.prediction.as_dict() | {"right": each.is_right(name)}
                 for name, explanation in each.by_method.items()
@@ -133,7 +165,12 @@ def write_report(found: list[Answers], folder: Path, model: Model, views: int) -
         for each in found
     ]
     (folder / "answers.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    about = {name: IN_PLAIN_WORDS.get(name, known_methods.get(name).description) for name in found[0].by_method}
-    page = folder / "index.html"
-    page.write_text(render(rows, about=about, model_name=model.name, views=views, classes=CLASSES), encoding="utf-8")
-    return page
+    about = {name: in_plain_words(name) for name in found[0].by_method}
+    right = {name: sum(each.is_right(name) for each in found) for name in about}
+    page = render(
+        "demo.html.j2", rows=rows, about=about, right=right, model_name=model.name, views=views, classes=CLASSES
+    )
+    (folder / "index.html").write_text(page, encoding="utf-8")
+    with Store(folder / "run", create=False) as store:
+        write_report(store, folder / "report.html", against=next(iter(about)))
+    return folder / "index.html"

@@ -18,7 +18,7 @@ from usetta.recipe import Hidden, Recipe, Result, Reward, run
 
 @dataclass(frozen=True)
 class Episode:
-    """The views of one picture as the image tower sees them."""
+    """The views of one picture as the image tower sees them; episodes of further views of it can be added."""
 
     features: Tensor
     """(N, D)"""
@@ -26,6 +26,14 @@ class Episode:
     """(N, D'): their features by the reward model, if there is one."""
     hidden: Tensor | None = None
     """(N, tokens, width): what enters the last blocks of the tower, if that is needed."""
+
+    def __add__(self, more: "Episode") -> "Episode":
+        features = torch.cat([self.features, more.features])
+        return Episode(features, _joined(self.judged, more.judged), _joined(self.hidden, more.hidden))
+
+
+def _joined(views: Tensor | None, more: Tensor | None) -> Tensor | None:
+    return None if views is None or more is None else torch.cat([views, more])
 
 
 def encode(model: Model, pixels: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """The weak view of a picture and its strong views (AugMix: Hendrycks et al., 2020).
 
 Randomness belongs to the view: its generator is keyed by (seed, picture id, view number), so a view is the same in
-any batch, order, worker or number of views. Drawing (`draw_view`) is apart from applying (`apply_view`), so that the
-draws can be shown, tested, and applied by other code.
+any batch, order, worker or number of views. Drawing (`draw_view`) is apart from applying (`apply_view`, and `augmix`
+for what it does to a crop), so that the draws can be shown, tested, and applied by other code.
 
 Geometry and rounding follow torchvision on PIL images, which the published numbers were computed with. A crop is cut
 out before it is resized: Pillow's `resize(box=...)` lets pixels outside the box bleed in, and is not the same.
@@ -11,14 +11,29 @@ Pixels leave here un-normalised; the model owns its mean and standard deviation.
 
 import hashlib
 import math
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
+
+from usetta.augmix import OPERATION_NAMES, Operation, mix
+
+__all__ = [
+    "Operation",
+    "ViewDraw",
+    "ViewRecipe",
+    "apply_view",
+    "draw_view",
+    "draw_views",
+    "make_views",
+    "view_generator",
+    "weak_view",
+]
 
 _KEY_VERSION = 1  # raise it when the same recipe would give other views than before
 
@@ -73,17 +88,6 @@ class ViewRecipe:
 
 
 @dataclass(frozen=True)
-class Operation:
-    """One drawn step of an AugMix chain."""
-
-    name: str
-    level: float
-    """u ~ U(0.1, severity)"""
-    sign: int
-    """Direction of a geometric operation, +1 or -1; the others ignore it."""
-
-
-@dataclass(frozen=True)
 class ViewDraw:
     """Everything that is random about a strong view."""
 
@@ -98,21 +102,42 @@ class ViewDraw:
     """AugMix: the part of the plain crop in the view."""
 
 
-def make_views(image: Image.Image, picture_id: str, recipe: ViewRecipe) -> torch.Tensor:
+def make_views(
+    image: Image.Image, picture_id: str, recipe: ViewRecipe, *, part: range | None = None, threads: int = 1
+) -> torch.Tensor:
     """Return the views of an RGB picture: (N, 3, S, S), the weak view first, not normalised.
 
     Crops are uint8 in 0..255; with AugMix all views are float32 in 0..1. `picture_id` keys the random draws: the
-    picture's name in its data set, or `images.picture_id`.
+    picture's name in its data set, or `images.picture_id`. With `part`, only the views of these numbers are made. They
+    are shared out to `threads` and do not depend on their number; who makes views of several pictures at a time needs
+    one for each.
     """
     if image.mode != "RGB":
         raise ValueError(f"views are made of RGB pictures, not of mode {image.mode}; see images.open_image")
-    N, S = recipe.views, recipe.size
-    pixels = np.empty((N, 3, S, S), dtype=np.float32 if recipe.augmix else np.uint8)
-    pixels[0] = _channels_first(weak_view(image, S))
-    if recipe.augmix:
-        pixels[0] /= 255
-    for view, draw in enumerate(draw_views(image.width, image.height, picture_id, recipe), start=1):
-        pixels[view] = apply_view(image, draw, S)
+    image.load()  # before several threads would
+    part, S = range(recipe.views) if part is None else part, recipe.size
+    pixels = np.empty((len(part), 3, S, S), dtype=np.float32 if recipe.augmix else np.uint8)
+    waiting: SimpleQueue[tuple[int, int] | None] = SimpleQueue()
+    for place in (*enumerate(part), *[None] * threads):  # who takes a None goes home
+        waiting.put(place)
+
+    def work() -> None:
+        rng = _new_generator()
+        for place, view in iter(waiting.get, None):
+            if view == 0:
+                pixels[place] = np.asarray(weak_view(image, S)).transpose(2, 0, 1)
+                if recipe.augmix:
+                    pixels[place] /= 255
+            else:
+                _key(rng, recipe.seed, picture_id, view)
+                _apply(image, draw_view(rng, image.width, image.height, recipe), pixels[place])
+
+    if threads == 1:
+        work()
+    else:
+        with ThreadPoolExecutor(threads, thread_name_prefix="usetta-view") as pool:
+            for done in [pool.submit(work) for _ in range(threads)]:
+                done.result()
     return torch.from_numpy(pixels)
 
 
@@ -131,16 +156,18 @@ def weak_view(image: Image.Image, size: int) -> Image.Image:
 
 def view_generator(seed: int, picture_id: str, view: int) -> np.random.Generator:
     """Return the generator that belongs to one view of one picture under one seed."""
-    key = hashlib.blake2b(f"{seed}\0{view}\0{picture_id}".encode("utf-8", "surrogateescape"), digest_size=16).digest()
-    return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
+    rng = _new_generator()
+    _key(rng, seed, picture_id, view)
+    return rng
 
 
 def draw_views(width: int, height: int, picture_id: str, recipe: ViewRecipe) -> list[ViewDraw]:
     """Return the draws of the strong views 1 .. N-1 of a picture of this size."""
-    return [
-        draw_view(view_generator(recipe.seed, picture_id, view), width, height, recipe)
-        for view in range(1, recipe.views)
-    ]
+    rng, draws = _new_generator(), []
+    for view in range(1, recipe.views):
+        _key(rng, recipe.seed, picture_id, view)
+        draws.append(draw_view(rng, width, height, recipe))
+    return draws
 
 
 def draw_view(rng: np.random.Generator, width: int, height: int, recipe: ViewRecipe) -> ViewDraw:
@@ -150,7 +177,7 @@ def draw_view(rng: np.random.Generator, width: int, height: int, recipe: ViewRec
     if not recipe.augmix:
         return ViewDraw(box, flip)
     # float32 as in the published code, and so that a stored draw gives the very same view
-    weights = rng.dirichlet((1.0,) * _CHAINS).astype(np.float32)
+    weights = _draw_weights(rng).astype(np.float32)
     m = np.float32(rng.beta(1.0, 1.0))
     chains = tuple(_draw_chain(rng, recipe.severity) for _ in range(_CHAINS))
     return ViewDraw(box, flip, chains, tuple(weights.tolist()), float(m))
@@ -158,15 +185,21 @@ def draw_view(rng: np.random.Generator, width: int, height: int, recipe: ViewRec
 
 def apply_view(image: Image.Image, draw: ViewDraw, size: int) -> NDArray[Any]:
     """Return the drawn strong view (3, S, S): uint8 in 0..255 for a plain crop, float32 in 0..1 for AugMix."""
+    out = np.empty((3, size, size), dtype=np.float32 if draw.chains else np.uint8)
+    _apply(image, draw, out)
+    return out
+
+
+def _apply(image: Image.Image, draw: ViewDraw, out: NDArray[Any]) -> None:
+    size = out.shape[-1]
     crop = image.crop(draw.box).resize((size, size), Image.Resampling.BILINEAR)
     if draw.flip:
         crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    return _mix(crop, draw) if draw.chains else _channels_first(crop)
-
-
-def _channels_first(image: Image.Image) -> NDArray[np.uint8]:
-    """Return the pixels of an RGB picture as (3, H, W)."""
-    return np.asarray(image).transpose(2, 0, 1)
+    pixels = np.asarray(crop)
+    if draw.chains:
+        mix(pixels, draw.chains, draw.weights, draw.m, out)
+    else:
+        out[:] = pixels.transpose(2, 0, 1)
 
 
 def _without_far_ends(image: Image.Image, longest: int = 100) -> Image.Image:
@@ -180,12 +213,33 @@ def _without_far_ends(image: Image.Image, longest: int = 100) -> Image.Image:
     return image.crop((x, y, width - x, height - y)) if x or y else image
 
 
+def _new_generator() -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=0))
+
+
+def _key(rng: np.random.Generator, seed: int, picture_id: str, view: int) -> None:
+    """Set a generator to the start of one view; cheaper than a new one, which asks the system for a seed first."""
+    name = f"{seed}\0{view}\0{picture_id}".encode("utf-8", "surrogateescape")
+    key = np.frombuffer(hashlib.blake2b(name, digest_size=16).digest(), "<u8").astype(np.uint64)
+    rng.bit_generator.state = {
+        "bit_generator": "Philox",
+        "state": {"counter": _ZEROS, "key": key},
+        "buffer": _ZEROS,
+        "buffer_pos": 4,
+        "has_uint32": 0,
+        "uinteger": 0,
+    }
+
+
+_ZEROS = np.zeros(4, np.uint64)
+
+
 def _draw_box(rng: np.random.Generator, width: int, height: int, recipe: ViewRecipe) -> tuple[int, int, int, int]:
     """Draw torchvision's RandomResizedCrop: left, top, right, bottom."""
     low, high = recipe.ratio
     for _ in range(_CROP_TRIES):
-        area = width * height * rng.uniform(*recipe.scale)
-        ratio = math.exp(rng.uniform(math.log(low), math.log(high)))
+        area = width * height * _uniform(rng, *recipe.scale)
+        ratio = math.exp(_uniform(rng, math.log(low), math.log(high)))
         w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < w <= width and 0 < h <= height:
             top = int(rng.integers(0, height - h, endpoint=True))
@@ -201,83 +255,26 @@ def _draw_box(rng: np.random.Generator, width: int, height: int, recipe: ViewRec
     return left, top, left + w, top + h
 
 
+def _draw_weights(rng: np.random.Generator) -> NDArray[np.float64]:
+    """Draw from Dirichlet(1, 1, 1), as `rng.dirichlet` does after ten times as long a preparation."""
+    parts: NDArray[np.float64] = rng.standard_exponential(_CHAINS)
+    first, second, third = parts.tolist()
+    parts *= 1 / (first + second + third)
+    return parts
+
+
 def _draw_chain(rng: np.random.Generator, severity: float) -> tuple[Operation, ...]:
     depth = rng.integers(1, _MAX_DEPTH, endpoint=True)
     return tuple(
         Operation(
-            name=_OPERATION_NAMES[rng.integers(len(_OPERATION_NAMES))],
-            level=float(rng.uniform(0.1, severity)),
+            name=OPERATION_NAMES[rng.integers(len(OPERATION_NAMES))],
+            level=_uniform(rng, 0.1, severity),
             sign=-1 if rng.random() < 0.5 else 1,
         )
         for _ in range(depth)
     )
 
 
-def _mix(crop: Image.Image, draw: ViewDraw) -> NDArray[np.float32]:
-    """Return m · crop + (1 - m) · Σ_j w_j · chain_j(crop), (3, S, S) in 0..1.
-
-    The published code normalises each term first. Normalisation is affine and the coefficients m and (1 - m) · w_j
-    sum to one, so mixing pixels and normalising once gives the same.
-    """
-    mixed = np.multiply(_channels_first(crop), draw.m / 255, dtype=np.float32)
-    for weight, chain in zip(draw.weights, draw.chains, strict=True):
-        end = crop
-        for operation in chain:
-            end = _OPERATIONS[operation.name](end, operation.level, operation.sign)
-        mixed += np.multiply(_channels_first(end), (1 - draw.m) * weight / 255, dtype=np.float32)
-    return np.clip(mixed, 0, 1, out=mixed)  # white may come out a rounding error above one
-
-
-def _autocontrast(image: Image.Image, u: float, sign: int) -> Image.Image:
-    return ImageOps.autocontrast(image)
-
-
-def _equalize(image: Image.Image, u: float, sign: int) -> Image.Image:
-    return ImageOps.equalize(image)
-
-
-def _posterize(image: Image.Image, u: float, sign: int) -> Image.Image:
-    return ImageOps.posterize(image, 4 - int(u * 4 / 10))
-
-
-def _rotate(image: Image.Image, u: float, sign: int) -> Image.Image:
-    return image.rotate(sign * int(u * 30 / 10), resample=Image.Resampling.BILINEAR)
-
-
-def _solarize(image: Image.Image, u: float, sign: int) -> Image.Image:
-    return ImageOps.solarize(image, 256 - int(u * 256 / 10))
-
-
-def _shear_x(image: Image.Image, u: float, sign: int) -> Image.Image:
-    return _affine(image, (1, sign * u * 0.3 / 10, 0, 0, 1, 0))
-
-
-def _shear_y(image: Image.Image, u: float, sign: int) -> Image.Image:
-    return _affine(image, (1, 0, 0, sign * u * 0.3 / 10, 1, 0))
-
-
-def _translate_x(image: Image.Image, u: float, sign: int) -> Image.Image:
-    return _affine(image, (1, 0, sign * int(u * (image.width / 3) / 10), 0, 1, 0))
-
-
-def _translate_y(image: Image.Image, u: float, sign: int) -> Image.Image:
-    return _affine(image, (1, 0, 0, 0, 1, sign * int(u * (image.height / 3) / 10)))
-
-
-def _affine(image: Image.Image, matrix: tuple[float, ...]) -> Image.Image:
-    """Sample (x, y) from (a x + b y + c, d x + e y + f); black comes in from outside."""
-    return image.transform(image.size, Image.Transform.AFFINE, matrix, resample=Image.Resampling.BILINEAR)
-
-
-_OPERATIONS: dict[str, Callable[[Image.Image, float, int], Image.Image]] = {
-    "autocontrast": _autocontrast,
-    "equalize": _equalize,
-    "posterize": _posterize,
-    "rotate": _rotate,
-    "solarize": _solarize,
-    "shear_x": _shear_x,
-    "shear_y": _shear_y,
-    "translate_x": _translate_x,
-    "translate_y": _translate_y,
-}
-_OPERATION_NAMES = tuple(_OPERATIONS)
+def _uniform(rng: np.random.Generator, low: float, high: float) -> float:
+    """Draw the number that `rng.uniform` does, which takes three times as long."""
+    return low + (high - low) * rng.random()

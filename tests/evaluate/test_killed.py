@@ -23,6 +23,7 @@ def test_killed_runs_end_like_one_that_was_left_alone(tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert all(found["ended"].values()), (found, done.stderr)
     assert all(found["struck"].values()), found
+    assert found["torn"] == 0
     assert found["killed"] >= 10
     assert found["killed beside another"] >= 3
     whole = content(tmp_path / "whole")

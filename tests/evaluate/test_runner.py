@@ -5,7 +5,7 @@ import os
 import threading
 import tracemalloc
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -321,11 +321,11 @@ def test_the_cache_knows_pictures_models_and_views_apart(model: CLIP, things: Da
 
 
 @pytest.fixture
-def registered() -> Recipe:
+def registered() -> Iterator[Recipe]:
     recipe = Recipe("own", "a recipe of our own", gamma=0.2)
-    methods._METHODS.pop("own", None)
     methods.register(recipe)
-    return recipe
+    yield recipe
+    del methods._METHODS["own"]
 
 
 Change = Callable[[Path], dict[str, Any]]

@@ -8,9 +8,11 @@ import json
 import os
 import random
 import signal
+import sqlite3
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -77,6 +79,26 @@ def killed(child: int, after: float) -> bool:
     return os.WIFSIGNALED(status)
 
 
+def wait_for_rows(out: Path, seconds: float = 30) -> None:
+    """Return as soon as a run has more rows than before."""
+
+    def rows() -> int:
+        with suppress(sqlite3.OperationalError), closing(sqlite3.connect(out / store.FILE)) as db:
+            return int(db.execute("SELECT COUNT(*) FROM results").fetchone()[0])
+        return 0
+
+    before, end = rows(), time.perf_counter() + seconds
+    while rows() == before and time.perf_counter() < end:
+        time.sleep(0.002)
+
+
+def torn(out: Path) -> int:
+    """Pictures that some methods have answered and others have not, though they came together."""
+    query = "SELECT COUNT(*) FROM (SELECT 1 FROM results GROUP BY picture, seed HAVING COUNT(*) != ?)"
+    with closing(sqlite3.connect(out / store.FILE)) as db:
+        return int(db.execute(query, (len(METHODS),)).fetchone()[0])
+
+
 def ended(child: int) -> bool:
     """Whether a process ended well."""
     return os.waitpid(child, 0)[1] == 0
@@ -100,20 +122,25 @@ def main(folder: Path, seed: int) -> dict[str, Any]:
     """Runs in `folder` that were left alone, struck, killed and shared, each ended; and how many kills hit."""
     rng, runs, begin = random.Random(seed), Runs(folder, pictures=20), time.perf_counter()
     found: dict[str, Any] = {"ended": {"whole": ended(runs.start("whole"))}}
-    whole = time.perf_counter() - begin
+    task = (time.perf_counter() - begin) / 20
 
     def moment() -> float:
-        return rng.uniform(0.01, 0.14) * whole  # so that more than ten find something left to do
+        return rng.uniform(0, 1.5) * task
 
-    found["struck"] = {}
+    found |= {"struck": {}, "killed": 0, "killed beside another": 0, "torn": 0}
     for name, blow in BLOWS.items():
         _, status = os.waitpid(runs.start("struck", partial(strike, *blow)), 0)
         found["struck"][name] = os.WIFSIGNALED(status)
-    found["killed"] = sum(killed(runs.start("killed"), moment()) for _ in range(13))
-    found["killed beside another"] = 0
+        found["torn"] += torn(folder / "struck")
+    for attempt in range(13):
+        child = runs.start("killed")
+        if attempt % 2:  # the others are killed while they begin
+            wait_for_rows(folder / "killed")
+        found["killed"] += killed(child, moment())
     other = runs.start("shared")
-    for _ in range(5):
+    for _ in range(4):
         one, other = other, runs.start("shared")
+        wait_for_rows(folder / "shared")
         found["killed beside another"] += killed(one, moment())
     last = [other, runs.start("shared")]
     found["ended"] |= {name: ended(runs.start(name)) for name in ("struck", "killed")}

@@ -1,6 +1,15 @@
 """The command line: one plain typed function per command."""
 
-from usetta.cli import bench, classify, evaluate, report, runs, stock, train  # noqa: F401  (they register commands)
+from usetta.cli import (  # noqa: F401  (they register their commands)
+    bench,
+    classify,
+    evaluate,
+    report,
+    runs,
+    serve,
+    stock,
+    train,
+)
 from usetta.cli.app import app
 
 __all__ = ["app", "main"]

@@ -6,6 +6,7 @@ the commands, so that `--help` answers at once.
 """
 
 import json
+import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,6 +50,9 @@ Templates = Annotated[
     ),
 ]
 Views = Annotated[int, typer.Option(help="Views per picture, the picture itself included.", min=1)]
+ViewsOrAdaptive = Annotated[
+    str, typer.Option("--views", help="Views per picture, itself included; 'adaptive': up to 64, fewer if they agree.")
+]
 Seed = Annotated[int, typer.Option(help="Seed of the views.", min=0)]
 AugMix = Annotated[bool, typer.Option("--augmix", help="AugMix on the strong views, as on fine-grained sets.")]
 DataRoot = Annotated[Path, typer.Argument(help="Folder of the data sets.", envvar="USETTA_DATA")]
@@ -78,7 +82,7 @@ def clear_errors() -> Iterator[None]:
         yield
     except BrokenPipeError:  # whoever read the answers has seen enough, which is no error to tell
         raise
-    except (DataError, ImageError, ModelError, OSError, ValueError) as error:
+    except (DataError, ImageError, ModelError, OSError, ValueError, sqlite3.Error) as error:
         say(f"usetta: {error}")
         raise typer.Exit(2 if isinstance(error, ValueError) else 1) from error
 

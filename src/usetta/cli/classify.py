@@ -4,7 +4,7 @@ import csv
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -17,7 +17,7 @@ from usetta.cli.app import (
     ModelName,
     Seed,
     Templates,
-    Views,
+    ViewsOrAdaptive,
     app,
     clear_errors,
     print_rows,
@@ -37,7 +37,7 @@ def classify(
     model: ModelName = "auto",
     template: Templates = None,
     context: ContextFile = None,
-    views: Views = 64,
+    views: ViewsOrAdaptive = "64",
     seed: Seed = 0,
     augmix: AugMix = False,
     top: Annotated[int, typer.Option(help="How many classes to name per picture in JSON.", min=1)] = 5,
@@ -54,7 +54,7 @@ def classify(
             pictures = find_images(paths)
         except ImageError as error:
             raise ValueError(str(error)) from error
-        classifier = _classifier(classes, method, model, template, context, views, seed, augmix)
+        classifier = _classifier(classes, method, model, template, context, _views(views), seed, augmix)
     write = _json_writer(top) if as_json else _csv_writer() if as_csv else _text_writer(pictures)
     failed = 0
     with clear_errors():
@@ -78,7 +78,7 @@ def explain(
     model: ModelName = "auto",
     template: Templates = None,
     context: ContextFile = None,
-    views: Views = 64,
+    views: ViewsOrAdaptive = "64",
     seed: Seed = 0,
     augmix: AugMix = False,
     shown: Annotated[int, typer.Option(help="How many strong views the figure shows.", min=1)] = 24,
@@ -94,7 +94,7 @@ def explain(
             raise ValueError(f"cannot write a figure as {target.name!r}: use .png, .svg, .pdf or .jpg")
         if not target.parent.is_dir():
             raise ValueError(f"no folder {str(target.parent)!r} to write the figure to")
-        classifier = _classifier(classes, method, model, template, context, max(views, 2), seed, augmix)
+        classifier = _classifier(classes, method, model, template, context, _views(views, least=2), seed, augmix)
         explanation = classifier.explain(image)
         explanation.save(target, shown)
     if as_json:
@@ -124,9 +124,9 @@ def demo(
         photographs = demonstration.photographs(say)
         loaded = CachedImages(load_model(model), cache_dir() / "demo" / "features")
         say(f"model: {loaded.name}, {views} views of each of {len(photographs)} photographs")
-        answers = demonstration.answers(loaded, photographs, names, views)
-        found = list(track(answers, len(photographs), "Classifying"))
-        page = demonstration.write_report(found, out, loaded, views)
+        demonstration.measure(loaded, photographs, names, views, out / "run")
+        found = list(demonstration.answers(loaded, photographs, names, views))
+        page = demonstration.write_pages(found, out, loaded, views)
     print_rows(
         [
             {"photograph": each.photograph.shows}
@@ -152,7 +152,7 @@ def _classifier(
     model: str,
     template: list[str] | None,
     context: Path | None,
-    views: int,
+    views: "int | Literal['adaptive']",
     seed: int,
     augmix: bool,
 ) -> "Classifier":
@@ -169,6 +169,14 @@ def _classifier(
     return Classifier(
         names, loaded, recipe, templates=templates, context=context, views=views, seed=seed, augmix=augmix
     )
+
+
+def _views(text: str, least: int = 1) -> "int | Literal['adaptive']":
+    if text == "adaptive":
+        return "adaptive"
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"--views is a number from 1 on, or 'adaptive', not {text!r}")
+    return max(int(text), least)
 
 
 def _read_classes(classes: str) -> list[str]:

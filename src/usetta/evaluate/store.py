@@ -49,7 +49,7 @@ class Row:
     skipped: bool | None
     """Whether tuning was left out; None likewise."""
     seconds: float
-    """Time the picture took: its views, shared with other methods, and the method itself."""
+    """Time the picture took: the views that the method looks at, shared with other methods, and the method itself."""
 
 
 class View(NamedTuple):
@@ -80,7 +80,7 @@ class Bad(NamedTuple):
 
 
 _KINDS = {int: "INTEGER", float: "REAL", str: "TEXT", bool: "INTEGER"}
-_KEY = ("dataset", "picture", "seed", "method")
+_KEY = ("dataset", "seed", "method", "picture")  # in the order in which rows are asked for
 COLUMNS = tuple(field.name for field in fields(Row))
 
 
@@ -149,8 +149,9 @@ class Store:
 
     def note(self, kind: str, name: str, value: Any) -> None:
         """Write down what rows do not depend on, in place of what was there."""
+        query = "INSERT INTO facts VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET value = excluded.value"
         with self._db:
-            self._db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", (kind, name, json.dumps(value)))
+            self._db.execute(query, (kind, name, json.dumps(value)))
 
     def note_next(self, kind: str, value: Any) -> str:
         """Write down what rows do not depend on under the next number of its kind, which is the answer."""
@@ -209,9 +210,11 @@ class Store:
 
     def rows(self, where: Mapping[str, Any] | None = None) -> Iterator[Row]:
         """Rows in the order of their keys, those alone whose columns have the values of `where`."""
-        for values in self._select(COLUMNS, where or {}):
-            row = Row(*values)
-            yield row if row.skipped is None else Row(**{**vars(row), "skipped": bool(row.skipped)})
+        place = COLUMNS.index("skipped")
+        for found in self._select(COLUMNS, where or {}):
+            values = list(found)
+            values[place] = None if found[place] is None else bool(found[place])  # SQLite has no truth values
+            yield Row(*values)
 
     def columns(self, names: Sequence[str], where: Mapping[str, Any]) -> dict[str, list[Any]]:
         """Some columns of rows, in the order of their keys."""

@@ -173,8 +173,9 @@ class Worker:
                 started = time.perf_counter()
                 chosen = [episodes[picture] for picture in pictures]
                 result = answer(recipe, chosen, self._model, task.subject.prompts, task.subject.words)
-                share = (time.perf_counter() - started) / len(pictures)
-                times = [seconds[picture] + share for picture in pictures]
+                own = (time.perf_counter() - started) / len(pictures)
+                looked_at = 1 / len(chosen[0].features) if recipe.weak_only else 1  # the weak view's part of them all
+                times = [seconds[picture] * looked_at + own for picture in pictures]
                 outcome.rows += _rows(task, name, recipe, pictures, result, times)
                 seen |= {each.picture: each for each in _seen(task, pictures, result)}
         outcome.seen = list(seen.values())

@@ -120,12 +120,12 @@ def beside_paper(
 
 def terminal(table: Table) -> RenderableType:
     """Something that rich prints, in parts that fit the width of the console."""
-    return _Terminal(_layout(table))
+    return _Terminal(lay_out(table))
 
 
 def markdown(table: Table) -> str:
     """GitHub's markdown; the source is aligned as well."""
-    layout = _layout(table)
+    layout = lay_out(table)
     head = [_markdown_text(layout.corner), *(_markdown_text(each.head) + _sup(each.marks) for each in layout.headings)]
     body: list[list[str]] = []
     for line in layout.lines:
@@ -146,7 +146,7 @@ def markdown(table: Table) -> str:
 
 def latex(table: Table) -> str:
     """A LaTeX table; it needs the package booktabs."""
-    layout = _layout(table)
+    layout = lay_out(table)
     width = 1 + len(layout.headings)
     head = [
         _latex_text(layout.corner),
@@ -209,7 +209,7 @@ FORMATS: dict[str, Callable[[Table], str]] = {"markdown": markdown, "latex": lat
 
 
 @dataclass(frozen=True)
-class _Piece:
+class Piece:
     """The text of a cell or a heading."""
 
     head: str
@@ -220,25 +220,25 @@ class _Piece:
 
 
 @dataclass(frozen=True)
-class _Line:
+class Line:
     """A line of a table: the name of a section, a row, or the paper's numbers for the row above."""
 
     name: str
     marks: tuple[str, ...] = ()
-    pieces: tuple[_Piece, ...] = ()
+    pieces: tuple[Piece, ...] = ()
     kind: Literal["section", "ours", "paper"] = "ours"
     opens: bool = False
     """Whether a section begins here."""
 
 
 @dataclass(frozen=True)
-class _Layout:
+class Layout:
     """A table as text, before it is escaped for a format."""
 
     title: str
     corner: str
-    headings: tuple[_Piece, ...]
-    lines: tuple[_Line, ...]
+    headings: tuple[Piece, ...]
+    lines: tuple[Line, ...]
     footnotes: tuple[tuple[tuple[str, ...], str], ...]
     """Mark and text; no mark where the whole table is meant."""
 
@@ -258,40 +258,41 @@ class _Marks:
         return tuple(self.of[note] for note in notes)
 
 
-def _layout(table: Table) -> _Layout:
+def lay_out(table: Table) -> Layout:
+    """The texts of a table, for a format to escape and arrange."""
     marks = _Marks()
-    headings = tuple(_Piece(_one_line(column.heading), marks=marks(column.notes)) for column in table.columns)
-    lines: list[_Line] = []
+    headings = tuple(Piece(_one_line(column.heading), marks=marks(column.notes)) for column in table.columns)
+    lines: list[Line] = []
     for section, members in groupby(table.rows, key=lambda row: row.section):
         rows = list(members)
         best = {column.name: _best(column, rows) for column in table.columns}
-        blank = tuple(_Piece("") for _ in headings)
-        found = [_Line(_one_line(section), pieces=blank, kind="section")] if section else []
+        blank = tuple(Piece("") for _ in headings)
+        found = [Line(_one_line(section), pieces=blank, kind="section")] if section else []
         for row in rows:
             found += _lines(table.columns, row, best, marks)
         lines += [replace(found[0], opens=True), *found[1:]]
     legend = (_LEGEND,) if any(line.kind == "paper" for line in lines) else ()
     notes = [((mark,), note) for note, mark in marks.of.items()] + [((), note) for note in (*legend, *table.notes)]
     footnotes = tuple((mark, _one_line(note)) for mark, note in notes)
-    return _Layout(_one_line(table.title), _one_line(table.corner), headings, tuple(lines), footnotes)
+    return Layout(_one_line(table.title), _one_line(table.corner), headings, tuple(lines), footnotes)
 
 
-def _lines(columns: Sequence[Column], row: Row, best: Mapping[str, float | None], marks: _Marks) -> Iterator[_Line]:
+def _lines(columns: Sequence[Column], row: Row, best: Mapping[str, float | None], marks: _Marks) -> Iterator[Line]:
     cells = [row.cells.get(column.name, Cell()) for column in columns]
     name_marks = marks(row.notes)
     pieces = []
     for column, cell in zip(columns, cells, strict=True):
         tail = "" if cell.value is None or cell.std is None else f"±{cell.std:.{column.digits}f}"
         bold = cell.value is not None and round(cell.value, column.digits) == best[column.name]
-        pieces.append(_Piece(_text(cell.value, column.digits), tail, marks(cell.notes), bold))
-    yield _Line(_one_line(row.name), name_marks, tuple(pieces))
+        pieces.append(Piece(_text(cell.value, column.digits), tail, marks(cell.notes), bold))
+    yield Line(_one_line(row.name), name_marks, tuple(pieces))
     if any(cell.paper is not None for cell in cells):
         name_marks = marks(row.paper_notes)
         pieces = []
         for column, cell in zip(columns, cells, strict=True):
             tail = "" if cell.difference is None else f" {_difference(cell, column.digits)}"
-            pieces.append(_Piece(_text(cell.paper, column.digits), tail, marks(cell.paper_notes)))
-        yield _Line(_PAPER, name_marks, tuple(pieces), kind="paper")
+            pieces.append(Piece(_text(cell.paper, column.digits), tail, marks(cell.paper_notes)))
+        yield Line(_PAPER, name_marks, tuple(pieces), kind="paper")
 
 
 def _best(column: Column, rows: Sequence[Row]) -> float | None:
@@ -330,7 +331,7 @@ def _markdown_text(text: str) -> str:
     return text.translate(_MARKDOWN)
 
 
-def _markdown_piece(piece: _Piece) -> str:
+def _markdown_piece(piece: Piece) -> str:
     number = f"**{piece.head}**" if piece.bold else piece.head
     return " ".join(filter(None, (number, piece.tail.strip()))) + _sup(piece.marks)
 
@@ -353,7 +354,7 @@ def _latex_text(text: str) -> str:
     return text.translate(_LATEX)
 
 
-def _latex_piece(piece: _Piece) -> str:
+def _latex_piece(piece: Piece) -> str:
     number = rf"\textbf{{{_latex_text(piece.head)}}}" if piece.bold else _latex_text(piece.head)
     tail = rf"{{\scriptsize {_latex_text(piece.tail.strip())}}}" if piece.tail else ""
     return " ".join(filter(None, (number, tail))) + _superscript(piece.marks)
@@ -380,11 +381,11 @@ class _Widths:
     head: int
     whole: int
 
-    def text(self, piece: _Piece) -> str:
+    def text(self, piece: Piece) -> str:
         return piece.head.rjust(self.head) + piece.tail + _raised(piece.marks)
 
 
-def _widths(heading: _Piece, pieces: Sequence[_Piece]) -> _Widths:
+def _widths(heading: Piece, pieces: Sequence[Piece]) -> _Widths:
     head = max((len(piece.head) for piece in pieces), default=0)
     tail = max((len(piece.tail + _raised(piece.marks)) for piece in pieces), default=0)
     return _Widths(head, max(head + tail, cell_len(heading.head + _raised(heading.marks))))
@@ -403,7 +404,7 @@ def _parts(widths: Sequence[int], room: int) -> list[range]:
 class _Terminal:
     """Prints a layout in as many parts, one below the other, as the width of the console asks for."""
 
-    def __init__(self, layout: _Layout) -> None:
+    def __init__(self, layout: Layout) -> None:
         self.layout = layout
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:

@@ -1,0 +1,273 @@
+"""What the server does under load: `python -m benchmarks.serve [--json] [--seconds 60] [--clients 16]`.
+
+Three phases of equal length against a server of its own process: one client that asks again when it has its answer,
+`--clients` of them at once, and as many of whose requests every fifth is garbage (text as a picture, half a JPEG, a
+bomb, malformed JSON, an unknown method, a body of two gigabytes, a client that hangs up). Reported are throughputs as
+ratios, errors, and the growth of the server's memory.
+
+The request is a photograph of 24 megapixels and the method `clip`, one view. On a CPU the image tower gains next to
+nothing from a batch, and many views would measure the tower alone: what a server can win there is that some pictures
+are decoded while others are encoded, so both must take their time. `OMP_NUM_THREADS` is for the server too: with 1 the
+tower has one core and decoding the others; with as many as there are cores, a client alone keeps them all busy while
+its picture is in the tower, and there is less to win. (On a GPU, try `--method se --views 8 --megapixels 1`.)
+"""
+
+import argparse
+import io
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import mean
+
+import httpx
+import numpy as np
+import torch
+from PIL import Image
+
+CLASSES = ["tabby cat", "red fox", "golden retriever", "sports car", "teapot", "lighthouse", "violin", "mushroom"]
+GARBAGE = 0.2
+PHOTOGRAPHS = 4
+
+
+@dataclass(frozen=True)
+class Request:
+    """A body to send, and the statuses that are right for it."""
+
+    body: bytes
+    content_type: str
+    right: tuple[int, ...] = (200,)
+
+
+@dataclass
+class Phase:
+    """What clients saw in a phase."""
+
+    answered: int = 0
+    refused: int = 0
+    wrong: list[str] = field(default_factory=list)
+    memory: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def throughput(self) -> float:
+        """Good requests that were answered, per second."""
+        return self.answered / self.seconds
+
+    def growth(self) -> float:
+        """Megabytes by which the least of the last quarter exceeds the least of the second (the first warms up).
+
+        The least, because a picture of this size takes a hundred megabytes while it is decoded.
+        """
+        quarter = max(1, len(self.memory) // 4)
+        return min(self.memory[-quarter:]) - min(self.memory[quarter : 2 * quarter] or self.memory)
+
+
+def photograph(seed: int, megapixels: float) -> bytes:
+    """A JPEG with shapes and a little noise, three by two."""
+    rng = np.random.default_rng(seed)
+    height = int((megapixels * 1e6 / 1.5) ** 0.5)
+    coarse = Image.fromarray(rng.integers(0, 256, (20, 30, 3), dtype=np.uint8))
+    pixels = np.asarray(coarse.resize((height * 3 // 2, height), Image.Resampling.BICUBIC), dtype=np.int16)
+    noise = np.tile(
+        rng.integers(-6, 7, (256, 256, 1), dtype=np.int16), (-(-height // 256), -(-pixels.shape[1] // 256), 1)
+    )
+    noisy = np.clip(pixels + noise[:height, : pixels.shape[1]], 0, 255).astype(np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(noisy).save(buffer, "JPEG", quality=85)
+    return buffer.getvalue()
+
+
+def form(content: bytes, method: str, views: int) -> Request:
+    fields = {"classes": "\n".join(CLASSES), "method": method, "views": str(views)}
+    files = {"picture": ("photograph.jpg", content)}
+    sent = httpx.Request("POST", "http://127.0.0.1/", data=fields, files=files)
+    return Request(sent.read(), sent.headers["content-type"])
+
+
+def garbage(good: Request, content: bytes, method: str) -> list[Request]:
+    """Requests that deserve nothing but an error."""
+    kind = good.content_type
+
+    def refused(body: bytes) -> Request:
+        return Request(body, kind, (422,))
+
+    bomb = io.BytesIO()
+    Image.new("1", (20_000, 20_000)).save(bomb, "PNG")
+    return [
+        refused(good.body.replace(content, b"this is no picture")),
+        refused(good.body.replace(content, content[: len(content) // 2])),
+        refused(good.body.replace(content, bomb.getvalue())),
+        refused(good.body[: len(good.body) // 2]),
+        refused(good.body.replace(f"\r\n\r\n{method}\r\n".encode(), b"\r\n\r\nnonsense\r\n")),
+        Request(b'{"classes": [', "application/json", (422,)),
+        Request(b"hello", "text/plain", (415,)),
+    ]
+
+
+def hang_up(port: int, good: Request) -> None:
+    """Send half a request, and go."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as wire:
+        head = f"POST /v1/classify HTTP/1.1\r\nHost: x\r\nContent-Type: {good.content_type}\r\n"
+        wire.sendall(f"{head}Content-Length: {len(good.body)}\r\n\r\n".encode() + good.body[:10_000])
+
+
+def two_gigabytes(port: int) -> int:
+    """The status that a request of such a length gets."""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as wire:
+        head = b"POST /v1/classify HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        wire.sendall(head + b"Content-Length: 2147483648\r\n\r\n")
+        return int(wire.recv(100).split()[1])
+
+
+class Load:
+    """Clients of one server."""
+
+    def __init__(self, port: int, goods: list[Request], bads: list[Request]) -> None:
+        self._port = port
+        self._url = f"http://127.0.0.1:{port}"
+        self._goods = goods
+        self._bads = bads
+
+    def phase(self, clients: int, seconds: float, bad: float = 0.0) -> Phase:
+        """`clients` that ask until the time is over, a part `bad` of their requests being garbage."""
+        phase, start = Phase(), time.monotonic()
+        end = start + seconds
+        threads = [
+            threading.Thread(target=self._client, args=(phase, end, bad, random.Random(number)))  # noqa: S311
+            for number in range(clients)
+        ]
+        for thread in threads:
+            thread.start()
+        while time.monotonic() < end:
+            phase.memory.append(self.metric("process_resident_memory_bytes") / 2**20)
+            time.sleep(min(1.0, seconds / 20))
+        for thread in threads:
+            thread.join()
+        phase.seconds = time.monotonic() - start
+        return phase
+
+    def metric(self, name: str) -> float:
+        """A value that the server counts."""
+        lines = httpx.get(f"{self._url}/metrics", timeout=60).text.splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
+
+    def _client(self, phase: Phase, end: float, bad: float, rng: random.Random) -> None:
+        with httpx.Client(timeout=120) as client:
+            while time.monotonic() < end:
+                try:
+                    if rng.random() < bad:
+                        outcome = self._nonsense(client, rng)
+                    else:
+                        outcome = self._ask(client, rng.choice(self._goods))
+                except httpx.HTTPError as error:
+                    outcome = type(error).__name__
+                with phase.lock:
+                    phase.answered += outcome == "answered"
+                    phase.refused += outcome == "refused"
+                    if outcome not in ("answered", "refused"):
+                        phase.wrong.append(outcome)
+
+    def _ask(self, client: httpx.Client, request: Request) -> str:
+        answer = client.post(
+            f"{self._url}/v1/classify", content=request.body, headers={"content-type": request.content_type}
+        )
+        if answer.status_code not in request.right:
+            return f"{answer.status_code}: {answer.text[:200]}"
+        return "answered" if answer.status_code == 200 and answer.json()["label"] in CLASSES else "refused"
+
+    def _nonsense(self, client: httpx.Client, rng: random.Random) -> str:
+        choice = rng.randrange(len(self._bads) + 2)
+        if choice < len(self._bads):
+            return self._ask(client, self._bads[choice])
+        if choice == len(self._bads):
+            hang_up(self._port, self._goods[0])
+            return "refused"
+        return "refused" if two_gigabytes(self._port) == 413 else "two gigabytes were not refused"
+
+
+def start(model: str) -> tuple[subprocess.Popen[str], int]:
+    """A server that is ready, and its port."""
+    code = "import usetta.cli.serve, usetta.cli; usetta.cli.main()"
+    process = subprocess.Popen(  # noqa: S603
+        [sys.executable, "-c", code, "serve", "--port", "0", "--model", model],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )
+    assert process.stdout is not None
+    port = json.loads(process.stdout.readline())["port"]
+    threading.Thread(target=_drain, args=(process.stdout.readline,), daemon=True).start()
+    while httpx.get(f"http://127.0.0.1:{port}/readyz").status_code != 200:
+        if process.poll() is not None:
+            raise SystemExit("the server did not start")
+        time.sleep(0.2)
+    return process, port
+
+
+def _drain(read: Callable[[], str]) -> None:
+    while read():
+        pass
+
+
+def measure(options: argparse.Namespace) -> dict[str, float | int | str]:
+    """The figures, by name."""
+    contents = [photograph(seed, options.megapixels) for seed in range(PHOTOGRAPHS)]
+    goods = [form(content, options.method, options.views) for content in contents]
+    process, port = start(options.model)
+    try:
+        load = Load(port, goods, garbage(goods[0], contents[0], options.method))
+        load.phase(2, min(5.0, options.seconds))  # to warm up
+        alone = load.phase(1, options.seconds)
+        before = load.metric("usetta_batch_pictures_sum"), load.metric("usetta_batch_pictures_count")
+        together = load.phase(options.clients, options.seconds)
+        after = load.metric("usetta_batch_pictures_sum"), load.metric("usetta_batch_pictures_count")
+        disturbed = load.phase(options.clients, options.seconds, bad=GARBAGE)
+    finally:
+        process.terminate()
+        code = process.wait(120)
+    for wrong in (*alone.wrong, *together.wrong, *disturbed.wrong)[:10]:
+        print(f"error: {wrong}", file=sys.stderr)
+    return {
+        "requests_per_second_alone": alone.throughput,
+        "together_over_alone": together.throughput / alone.throughput,
+        "with_garbage_over_together": disturbed.throughput / together.throughput,
+        "garbage_refused": disturbed.refused,
+        "errors": len(alone.wrong) + len(together.wrong),
+        "errors_with_garbage": len(disturbed.wrong),
+        "memory_mb": mean(together.memory),
+        "memory_growth_mb": together.growth(),
+        "memory_growth_with_garbage_mb": disturbed.growth(),
+        "pictures_per_batch": (after[0] - before[0]) / max(1, after[1] - before[1]),
+        "exit_code": code,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--seconds", type=float, default=60.0, help="length of each phase")
+    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--model", default="embedded")
+    parser.add_argument("--method", default="clip")
+    parser.add_argument("--views", type=int, default=1)
+    parser.add_argument("--megapixels", type=float, default=24.0)
+    options = parser.parse_args()
+    figures = measure(options)
+    if options.json:
+        setting = {"threads": torch.get_num_threads(), "clients": options.clients, "seconds": options.seconds}
+        print(json.dumps(setting | figures))
+        return
+    for name, figure in figures.items():
+        print(f"{figure:10.3f}  {name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""The command that answers over HTTP."""
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from usetta.cli.app import ContextFile, ModelName, app, clear_errors, say
+from usetta.serve.settings import Limits, Settings
+
+_LIMITS, _SETTINGS = Limits(), Settings()
+
+
+@app.command()
+def serve(
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 is every one of this machine.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
+    model: ModelName = _SETTINGS.model,
+    also: Annotated[
+        list[str] | None, typer.Option("--also", help="Another model that requests may name; must be on this machine.")
+    ] = None,
+    context: ContextFile = None,
+    max_upload: Annotated[int, typer.Option(help="Bytes of a request.", min=1)] = _LIMITS.upload,
+    max_pixels: Annotated[int, typer.Option(help="Pixels of a picture.", min=1)] = _LIMITS.pixels,
+    max_classes: Annotated[int, typer.Option(help="Classes in a request.", min=1)] = _LIMITS.classes,
+    max_name_length: Annotated[
+        int, typer.Option(help="Characters of a class name, a template or a method.", min=1)
+    ] = _LIMITS.name_length,
+    max_templates: Annotated[int, typer.Option(help="Templates in a request.", min=1)] = _LIMITS.templates,
+    max_views: Annotated[int, typer.Option(help="Views of a picture.", min=1)] = _LIMITS.views,
+    max_steps: Annotated[int, typer.Option(help="Tuning steps of a method.", min=1)] = _LIMITS.steps,
+    max_pictures: Annotated[int, typer.Option(help="Pictures in a batch.", min=1)] = _LIMITS.pictures,
+    max_queue: Annotated[int, typer.Option(help="Requests at one time; more are told to wait.", min=1)] = _LIMITS.queue,
+    timeout: Annotated[float, typer.Option(help="Seconds for a request.", min=0.1)] = _LIMITS.seconds,
+    threads: Annotated[int, typer.Option(help="Threads that decode pictures and make views.", min=1)] = (
+        _SETTINGS.threads
+    ),
+    text_memory: Annotated[
+        int, typer.Option(help="Bytes for the text features of recent class lists.", min=1)
+    ] = _SETTINGS.text_bytes,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option("--api-key", help="A key that requests must bring; may be repeated.", envvar="USETTA_API_KEYS"),
+    ] = None,
+    api_key_file: Annotated[Path | None, typer.Option(help="A file with one key per line.")] = None,
+) -> None:
+    """Answer over HTTP, until SIGTERM or Ctrl-C. The log goes to standard output, one JSON object per line."""
+    with clear_errors():
+        settings = Settings(
+            model=model,
+            also=tuple(also or ()),
+            context=context,
+            keys=(*(api_key or ()), *_keys_in(api_key_file)),
+            limits=Limits(
+                upload=max_upload,
+                pixels=max_pixels,
+                classes=max_classes,
+                name_length=max_name_length,
+                templates=max_templates,
+                views=max_views,
+                steps=max_steps,
+                pictures=max_pictures,
+                queue=max_queue,
+                seconds=timeout,
+            ),
+            threads=threads,
+            text_bytes=text_memory,
+        )
+        try:
+            from usetta.serve import log
+            from usetta.serve.server import run
+        except ModuleNotFoundError as error:
+            say(f"usetta: the server needs {error.name}: pip install 'usetta[serve]'")
+            raise typer.Exit(1) from error
+        if not settings.keys and not _is_loopback(host):
+            say(
+                f"usetta: WARNING: anybody who reaches {host}:{port} can use this server: give it keys (--api-key-file)"
+            )
+        log.configure()
+        run(settings, host, port)
+
+
+def _keys_in(file: Path | None) -> list[str]:
+    if file is None:
+        return []
+    keys = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    if not keys:
+        raise ValueError(f"there is no key in {str(file)!r}")
+    return keys
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,157 @@
+"""The server without HTTP: places for requests, threads that make views, and one thread that owns the models.
+
+There is no time that a picture waits for company: what arrives while the model is busy goes together when it is free.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from threading import Thread
+
+from torch import Tensor
+
+from usetta.classifier import Prediction
+from usetta.coop import load_context, template_of
+from usetta.images import open_image, picture_id
+from usetta.models import Model, ModelError, load_model
+from usetta.serve.batch import Job, Question, solve
+from usetta.serve.errors import ApiError
+from usetta.serve.intake import Upload
+from usetta.serve.metrics import Metrics
+from usetta.serve.queue import Line, Room
+from usetta.serve.settings import Settings
+from usetta.serve.texts import Learned, Texts
+from usetta.views import ViewRecipe, make_views
+
+_log = logging.getLogger("usetta.serve")
+
+
+class Engine:
+    """Answers questions about pictures with the models of `settings`, or with `model` in place of the first.
+
+    Its methods are for the event loop, but for the constructor.
+    """
+
+    def __init__(self, settings: Settings, metrics: Metrics, model: Model | None = None) -> None:
+        self.settings = settings
+        self.models: dict[str, Model] = {}
+        """By name, the default first; complete when the engine is ready."""
+        self.ready = False
+        self.leaving = False
+        """Whether the server is about to stop: nothing new is begun."""
+        self.failure: Exception | None = None
+        """Why the models could not be loaded, or the thread that owns them has ended."""
+        self.taken = 0
+        """Requests that have a place."""
+        self.pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="usetta-pictures")
+        self._metrics = metrics
+        self._given = model
+        self._line = Line()
+        self._room = Room(settings.views_ahead)
+        self._worker = Thread(target=self._work, name="usetta-model", daemon=True)
+        self._pace = 0.1
+
+    def start(self) -> None:
+        """Begin to load the models, and to answer once they are there."""
+        self._worker.start()
+
+    def stop(self) -> None:
+        """Answer what waits, and end the threads."""
+        self.leaving = True
+        self.pool.shutdown(cancel_futures=True)
+        self._line.close()
+        if self.ready:  # else it is loading, which may take minutes that nobody wants to wait
+            self._worker.join()
+
+    @property
+    def default(self) -> str:
+        """The name of the model that answers if none is named."""
+        return next(iter(self.models))
+
+    def check_ready(self) -> None:
+        """Refuse what cannot be answered now."""
+        if self.leaving:
+            raise ApiError(503, "shutting_down", "the server is stopping", headers={"retry-after": "5"})
+        if not self.ready:
+            raise ApiError(503, "loading", "the model is not loaded yet", headers={"retry-after": "5"})
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """One of the places for requests; without a free one, the caller is told when to come back."""
+        self.check_ready()
+        limit = self.settings.limits.queue
+        if self.taken >= limit:
+            seconds = max(1, math.ceil(self.taken * self._pace))
+            raise ApiError(
+                503,
+                "queue_full",
+                f"{limit} requests are waiting, as many as the server takes; try again in {seconds} s",
+                headers={"retry-after": str(seconds)},
+            )
+        self._hold(1)
+        try:
+            yield
+        finally:
+            self._hold(-1)
+
+    def _hold(self, places: int) -> None:
+        self.taken += places
+        self._metrics.queue.set(self.taken)
+
+    async def answer(self, question: Question, upload: Upload) -> Prediction:
+        """The answer about one picture; ImageError and RefusedError say what is wrong with either.
+
+        A caller who no longer wants it cancels, and the picture leaves the line unless it is being worked on.
+        """
+        views = 1 if question.recipe.weak_only else question.views
+        async with self._room.take(views):
+            loop = asyncio.get_running_loop()
+            pixels = await loop.run_in_executor(self.pool, self._look, replace(question, views=views), upload)
+            job = Job(question, upload.source, pixels)
+            self._line.put(job)
+            return await asyncio.wrap_future(job.answer)
+
+    def _look(self, question: Question, upload: Upload) -> Tensor:
+        """The views of a picture, as `Classifier` makes them."""
+        image = open_image(upload.file(), max_pixels=self.settings.limits.pixels)
+        size = self.models[question.wording.model].image_size
+        recipe = ViewRecipe(views=question.views, size=size, augmix=question.augmix, seed=question.seed)
+        return make_views(image, picture_id(image), recipe)
+
+    def _work(self) -> None:
+        try:
+            texts = Texts(self.models, self.settings.text_bytes, self._load())
+            self.ready = True
+            while jobs := self._line.take(self.settings.batch_views):
+                self._solve(jobs, texts)
+                del jobs  # else the views stay in memory until the next request
+        except Exception as error:  # noqa: BLE001 - whatever it is, the server must know and stop
+            self.ready, self.failure = False, error
+
+    def _solve(self, jobs: list[Job], texts: Texts) -> None:
+        start = time.perf_counter()
+        solve(jobs, self.models, texts)
+        texts.trim()
+        self._pace += 0.1 * ((time.perf_counter() - start) / len(jobs) - self._pace)
+        self._metrics.batches.observe(len(jobs))
+        self._metrics.text_lists.set(len(texts))
+        self._metrics.text_bytes.set(texts.nbytes)
+
+    def _load(self) -> Learned | None:
+        settings = self.settings
+        first = self._given or load_model(settings.model)
+        self.models[first.name] = first
+        for name in settings.also:
+            model = load_model(name, offline=True)
+            if model.name in self.models:
+                raise ModelError(f"two models are called {model.name}: {name} and one before it")
+            self.models[model.name] = model
+        _log.info("models", extra={"fields": {"models": list(self.models)}})
+        if settings.context is None:
+            return None
+        return Learned(first.name, load_context(settings.context, first), template_of(settings.context))

@@ -1,0 +1,65 @@
+"""What a server is told when it starts. Every number that a caller could make large has its limit here."""
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that one caller gets; what is beyond is refused before work is done for it."""
+
+    upload: int = 16 * 2**20
+    """Bytes of a request's body, whatever its form: pictures in JSON are a third longer than they are."""
+    pixels: int = 50_000_000
+    """Pixels of a picture, known from its header before it is decoded."""
+    classes: int = 1000
+    """Class names in a request."""
+    name_length: int = 200
+    """Characters of a class name, a template or a method."""
+    templates: int = 8
+    """Templates in a request; `ensemble` counts as its seven."""
+    views: int = 128
+    """Views of a picture."""
+    steps: int = 10
+    """Tuning steps that a method may ask for (`use:steps=4`)."""
+    pictures: int = 16
+    """Pictures in a batch."""
+    queue: int = 64
+    """Requests that are read, waiting or answered at one time; one more is told to come back later."""
+    seconds: float = 60.0
+    """Time of a request, from its first byte to its answer."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            if not getattr(self, each.name) > 0:
+                raise ValueError(f"the limit {each.name} must be above 0, not {getattr(self, each.name)}")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the server answers with, and whom."""
+
+    model: str = "auto"
+    """The model that answers unless a request names another."""
+    also: tuple[str, ...] = ()
+    """Other models that a request may name. They are loaded at the start, from this machine alone."""
+    context: Path | None = None
+    """A learned context for `model`, used where a request brings no templates."""
+    keys: tuple[str, ...] = field(default=(), repr=False)
+    """Keys that open the server; without any it is open to all who reach it."""
+    limits: Limits = Limits()
+    threads: int = 2
+    """Threads that decode pictures and make views."""
+    batch_views: int = 64
+    """Views that go through the image tower together, if several pictures wait; one picture may have more."""
+    views_ahead: int = 1024
+    """Views that may be ready and waiting for the model: at 224 pixels 150 KB each, 600 KB with AugMix."""
+    text_bytes: int = 2**30
+    """Memory for the text features, and the graphs for tuning, of recent class lists."""
+
+    def __post_init__(self) -> None:
+        if not all(key.strip() for key in self.keys):
+            raise ValueError("an API key must not be empty")
+        for name in ("threads", "batch_views", "views_ahead", "text_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")

@@ -1,0 +1,140 @@
+"""The way of a request from its body to its answer: in a place, in time, and as long as the caller is there."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, TypeVar
+
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from usetta import methods
+from usetta.images import ImageError
+from usetta.prompts import TEMPLATES
+from usetta.serve.batch import Question, RefusedError
+from usetta.serve.engine import Engine
+from usetta.serve.errors import ApiError, unreadable
+from usetta.serve.guards import notes
+from usetta.serve.intake import Asked, check_content_type
+from usetta.serve.schemas import Options
+from usetta.serve.settings import Limits
+from usetta.serve.texts import Wording
+
+T = TypeVar("T")
+
+GONE = 499
+"""What the log says of a caller who hung up; nobody gets to see this status."""
+
+
+async def attend(
+    request: Request,
+    engine: Engine,
+    read: Callable[[str, bytes], Asked],
+    respond: Callable[[Asked, Question], Coroutine[Any, Any, Response]],
+) -> Response:
+    """The response to a request whose body is understood by `read`, in a thread, and answered by `respond`.
+
+    The place is taken before the body is read, so that the bodies in memory are as many as the places.
+    """
+    content_type = request.headers.get("content-type", "")
+    check_content_type(content_type, request.headers.get("content-encoding", ""))
+    limits = engine.settings.limits
+    arrived = False
+
+    async def process() -> Response:
+        asked = await asyncio.get_running_loop().run_in_executor(engine.pool, read, content_type, body)
+        question = ask(asked.options, engine, limits)
+        notes(request.scope).update(method=question.recipe.name, views=question.views, pictures=len(asked.uploads))
+        return await respond(asked, question)
+
+    with engine.place():
+        try:
+            async with asyncio.timeout(limits.seconds):
+                body = b"".join([chunk async for chunk in request.stream()])
+                arrived = True
+                return await _while_there(request, process())
+        except TimeoutError:
+            raise _late(limits.seconds, arrived) from None
+        except ClientDisconnect:
+            return Response(status_code=GONE)
+
+
+def ask(options: Options, engine: Engine, limits: Limits) -> Question:
+    """The question that `options` ask, if they are within the limits that need the library to be known."""
+    try:
+        recipe = methods.get(options.method)
+    except ValueError as error:
+        raise ApiError(422, "invalid_method", str(error), field="method") from error
+    if recipe.tunes and recipe.steps > limits.steps:
+        message = f"method: {recipe.steps} steps are more than the limit of {limits.steps}"
+        raise ApiError(422, "invalid_method", message, field="method")
+    model = options.model or engine.default
+    if model not in engine.models:
+        message = f"model: this server does not have {model!r}; it has {', '.join(engine.models)}"
+        raise ApiError(422, "unknown_model", message, field="model")
+    templates = tuple(options.templates) if options.templates else None
+    count = sum(len(TEMPLATES.get(template, ("",))) for template in templates or ())
+    if count > limits.templates:
+        message = f"templates: {count} are more than the limit of {limits.templates}"
+        raise ApiError(422, "invalid_request", message, field="templates")
+    wording = Wording(model, tuple(options.classes), templates)
+    return Question(wording, recipe, options.views, options.augmix, options.seed)
+
+
+async def answer_one(engine: Engine, asked: Asked, question: Question, place: int = 0) -> dict[str, Any] | ApiError:
+    """The answer about one of the pictures, or what is wrong with it; what is wrong with the question is raised."""
+    upload = asked.uploads[place]
+    try:
+        found = await engine.answer(question, upload)
+    except ImageError as error:
+        return unreadable(error, upload.field)
+    except RefusedError as error:
+        raise ApiError(422, "invalid_request", str(error)) from error
+    answer = found.as_dict(asked.options.top)
+    told = {"source": answer.pop("source"), "model": question.wording.model, "method": question.recipe.name}
+    return told | answer
+
+
+async def answer_all(engine: Engine, asked: Asked, question: Question) -> list[dict[str, Any] | ApiError]:
+    """The answers about all pictures, or for each what is wrong with it."""
+    return await _all(answer_one(engine, asked, question, i) for i in range(len(asked.uploads)))
+
+
+async def _all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results in order; when one fails, the others are given up."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _while_there(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is given up when the caller hangs up."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_hung_up(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientDisconnect
+    finally:
+        await _ended(task, gone)
+
+
+async def _ended(*tasks: asyncio.Future[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _hung_up(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _late(seconds: float, arrived: bool) -> ApiError:
+    if arrived:
+        return ApiError(504, "timeout", f"there was no answer within {seconds:g} s")
+    message = f"the body did not arrive within {seconds:g} s"
+    return ApiError(408, "request_timeout", message, headers={"connection": "close"})

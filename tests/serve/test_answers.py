@@ -1,0 +1,248 @@
+"""What the server answers is what the library answers, whoever else asks at the same time."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from serve.conftest import CLASSES, Running, Waiting, eventually, in_base64, png, running
+from usetta import Classifier, methods
+from usetta.coop import save_context
+from usetta.models.clip import CLIP
+from usetta.prompts import ClassPrompts
+from usetta.recipe import READOUTS
+from usetta.serve.settings import Settings
+
+NEAR = {"rel": 0, "abs": 1e-4}
+
+
+def expected(model: CLIP, content: bytes, classes: list[str], method: str = "se", **settings: Any) -> dict[str, Any]:
+    return Classifier(classes, model, method, **settings)(content).as_dict(top=None)
+
+
+def assert_same(answer: dict[str, Any], right: dict[str, Any], top: int | None = None) -> None:
+    """Every number near, everything else equal."""
+    assert answer["label"] == right["label"]
+    assert [each["label"] for each in answer["ranked"]] == [each["label"] for each in right["ranked"]][:top]
+    for got, want in zip(answer["ranked"], right["ranked"], strict=False):
+        assert got["probability"] == pytest.approx(want["probability"], **NEAR)
+    assert answer["zero_shot"]["label"] == right["zero_shot"]["label"]
+    assert answer["zero_shot"]["probability"] == pytest.approx(right["zero_shot"]["probability"], **NEAR)
+    assert answer["why"].keys() == right["why"].keys()
+    for name, want in right["why"].items():
+        if name in ("delta", "beta", "entropies", "weights") and want is not None:
+            assert answer["why"][name] == pytest.approx(want, **NEAR), name
+        elif name == "before" and want is not None:
+            assert answer["why"]["before"]["label"] == want["label"]
+        elif name != "reason":  # it holds rounded numbers
+            assert answer["why"][name] == want, name
+
+
+@pytest.mark.parametrize("method", [*methods.names(), "tpt+se", "use:steps=2:skip=false"])
+def test_every_method_answers_as_the_classifier_does(server: Running, tiny_model: CLIP, method: str) -> None:
+    answer = server.ask(png(3), method=method, top=3)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["method"] == methods.get(method).name
+    assert answer.json()["model"] == "tiny-random"
+    assert_same(answer.json(), expected(tiny_model, png(3), CLASSES, method, views=8))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"views": 2},
+        {"views": 16, "augmix": True},
+        {"seed": 7},
+        {"templates": ["art of the {}."]},
+        {"templates": ["ensemble"]},
+        {"templates": ["a {}.", "the {}."]},
+    ],
+)
+def test_options_are_those_of_the_classifier(server: Running, tiny_model: CLIP, options: dict[str, Any]) -> None:
+    answer = server.ask(png(1), **options)
+    assert answer.status_code == 200, answer.text
+    assert_same(answer.json(), expected(tiny_model, png(1), CLASSES, **{"views": 8} | options))
+
+
+def test_a_form_says_the_same_as_json(server: Running) -> None:
+    fields = {"classes": CLASSES, "method": "use", "views": "8", "augmix": "true", "seed": "3", "top": "2"}
+    by_form = server.send(fields)
+    by_json = server.ask(method="use", augmix=True, seed=3, top=2)
+    assert by_form.status_code == 200, by_form.text
+    assert by_form.json() | {"source": ""} == by_json.json() | {"source": ""}
+    assert by_form.json()["source"] == "cat.png"
+    assert by_json.json()["source"] == "picture"
+    assert len(by_form.json()["ranked"]) == 2
+
+
+def test_class_names_of_a_form_may_come_one_per_line(server: Running) -> None:
+    one_per_line = server.send({"classes": "tabby cat\r\n\r\n  red fox \ngolden retriever\n", "views": "8"})
+    assert one_per_line.json() == server.send({"classes": CLASSES, "views": "8"}).json()
+
+
+def test_views_may_be_left_out_and_are_then_as_many_as_the_limit_allows(server: Running, tiny_model: CLIP) -> None:
+    answer = httpx.post(f"{server.url}/v1/classify", json={"picture": in_base64(png()), "classes": CLASSES})
+    assert len(answer.json()["why"]["entropies"]) == 64
+    few = Settings(limits=replace(Settings().limits, views=5))
+    with running(few, tiny_model) as other:
+        answer = httpx.post(f"{other.url}/v1/classify", json={"picture": in_base64(png()), "classes": CLASSES})
+        assert len(answer.json()["why"]["entropies"]) == 5
+
+
+def test_a_batch_has_an_answer_for_each_picture_and_the_error_in_the_place_of_a_bad_one(
+    server: Running, tiny_model: CLIP
+) -> None:
+    pictures = [in_base64(png(0)), in_base64(b"no picture"), "no base64!", in_base64(png(1))]
+    asked = {"pictures": pictures, "classes": CLASSES, "views": 4, "method": "use"}
+    answer = httpx.post(f"{server.url}/v1/classify/batch", json=asked)
+    assert answer.status_code == 200
+    first, text, garbled, last = answer.json()["answers"]
+    assert_same(first, expected(tiny_model, png(0), CLASSES, "use", views=4))
+    assert_same(last, expected(tiny_model, png(1), CLASSES, "use", views=4))
+    assert text["error"]["code"] == garbled["error"]["code"] == "unreadable_picture"
+    assert text["error"]["field"] == "pictures[1]"
+    assert "not a picture" in text["error"]["message"]
+    assert "not valid base64" in garbled["error"]["message"]
+    assert [each["source"] for each in (first, text, garbled, last)] == [f"pictures[{i}]" for i in range(4)]
+
+
+def test_a_batch_by_form_keeps_the_names_of_the_files(server: Running) -> None:
+    files = [("pictures", (f"{name}.png", content)) for name, content in [("a", png(0)), ("b", b"?"), ("ç", png(1))]]
+    answer = httpx.post(f"{server.url}/v1/classify/batch", data={"classes": CLASSES, "views": "4"}, files=files)
+    assert [each["source"] for each in answer.json()["answers"]] == ["a.png", "b.png", "ç.png"]
+    assert ["error" in each for each in answer.json()["answers"]] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["🦊", "🐱 cat", "👩‍👩‍👧"],
+        ["قط", "ثعلب أحمر", "\u202eתפוח\u202c"],
+        ['a "quoted" cat', "it's \\ a {fox}", "</script><b>"],
+        ["two\nlines", "tab\there", "nul\x00byte"],
+        ["cat", "cat", "dog"],
+    ],
+)
+def test_names_of_any_script_come_back_as_they_were(server: Running, tiny_model: CLIP, names: list[str]) -> None:
+    answer = server.ask(classes=names)
+    assert answer.status_code == 200, answer.text
+    assert sorted(each["label"] for each in answer.json()["ranked"]) == sorted(names)
+    assert_same(answer.json(), expected(tiny_model, png(), names, views=8))
+
+
+def test_many_clients_with_their_own_classes_and_methods_get_their_own_answers(
+    server: Running, tiny_model: CLIP
+) -> None:
+    lists = [CLASSES, ["apple", "pear"], [f"thing {i}" for i in range(20)], ["🦊", "قط"]]
+    kinds = ["clip", "se", "use", "tpt", "zero", "mta", "ttl", "rlcf"]
+    asked = [(png(i), lists[i % 4], kinds[i // 4], 2 + i % 3) for i in range(32)]
+    together = threading.Barrier(len(asked))
+
+    def ask(task: tuple[bytes, list[str], str, int]) -> httpx.Response:
+        content, classes, method, views = task
+        together.wait(30)
+        return server.ask(content, classes=classes, method=method, views=views, top=20)
+
+    with ThreadPoolExecutor(len(asked)) as clients:
+        answers = list(clients.map(ask, asked))
+    for answer, (content, classes, method, views) in zip(answers, asked, strict=True):
+        assert answer.status_code == 200, answer.text
+        assert_same(answer.json(), expected(tiny_model, content, classes, method, views=views))
+
+
+def test_pictures_that_wait_together_go_through_the_tower_together(waiting: Waiting, tiny_model: CLIP) -> None:
+    with running(Settings(batch_views=12), waiting) as server, ThreadPoolExecutor(6) as clients:
+        first = clients.submit(server.ask, png(0), views=4)
+        eventually(lambda: waiting.calls == [4])
+        others = [clients.submit(server.ask, png(i), views=4, classes=CLASSES[: 1 + i]) for i in (1, 2)]
+        others += [clients.submit(server.ask, png(3), views=1, method="clip")]
+        eventually(lambda: len(server.engine._line._jobs) == 3)
+        last = clients.submit(server.ask, png(4), views=8)
+        eventually(lambda: len(server.engine._line._jobs) == 4)
+        waiting.may.set()
+        answers = [each.result() for each in (first, *others, last)]
+        assert waiting.calls == [4, 9, 8]  # the last one would have been too much
+        assert server.metric("usetta_batch_pictures_count") == 3
+        assert server.metric("usetta_batch_pictures_sum") == 5
+    assert [answer.status_code for answer in answers] == [200] * 5
+    for i, answer in enumerate(answers[:3]):
+        assert_same(answer.json(), expected(tiny_model, png(i), (CLASSES[: 1 + i] if i else CLASSES), views=4))
+
+
+def test_a_learned_context_is_used_unless_templates_are_sent(tiny_model: CLIP, tmp_path: Path) -> None:
+    words = ClassPrompts(tiny_model.text, ["cat"]).context
+    other = words.flip(0, 1)
+    save_context(tmp_path / "context.safetensors", other, {"template": "a photo of a {}."})
+    with running(Settings(context=tmp_path / "context.safetensors"), tiny_model) as server:
+        learned = expected(tiny_model, png(), CLASSES, views=8, context=tmp_path / "context.safetensors")
+        in_words = expected(tiny_model, png(), CLASSES, views=8)
+        assert learned["probability"] != pytest.approx(in_words["probability"], abs=1e-3)
+        assert_same(server.ask().json(), learned)
+        assert_same(server.ask(templates=["a photo of a {}."]).json(), in_words)
+
+
+def test_other_models_are_those_that_the_server_was_given(
+    server: Running, tiny_model: CLIP, tiny_checkpoint: Path
+) -> None:
+    assert httpx.get(f"{server.url}/v1/models").json() == {
+        "models": [{"name": "tiny-random", "default": True, "image_size": 32}]
+    }
+    with running(Settings(also=(str(tiny_checkpoint),)), tiny_model) as other:
+        rows = httpx.get(f"{other.url}/v1/models").json()["models"]
+        assert [(row["name"], row["default"]) for row in rows] == [("tiny-random", True), ("open_clip_model", False)]
+        answer = other.ask(model="open_clip_model")
+        assert answer.json()["model"] == "open_clip_model"
+        assert_same(answer.json(), expected(tiny_model, png(), CLASSES, views=8))
+
+
+def test_other_models_are_never_downloaded(tiny_model: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, bool]] = []
+
+    def load(name: str, *, offline: bool = False) -> CLIP:
+        asked.append((name, offline))
+        other = copy(tiny_model)
+        other.name = name
+        return other
+
+    monkeypatch.setattr("usetta.serve.engine.load_model", load)
+    with running(Settings(also=("one", "two")), tiny_model) as server:
+        assert list(server.engine.models) == ["tiny-random", "one", "two"]
+    assert asked == [("one", True), ("two", True)]
+
+
+def test_the_methods_are_listed(server: Running) -> None:
+    listed = httpx.get(f"{server.url}/v1/methods").json()
+    assert [row["name"] for row in listed["methods"]] == methods.names()
+    assert {row["name"]: row["description"] for row in listed["methods"]}["use"] == methods.get("use").description
+    assert listed["readouts"] == list(READOUTS)
+
+
+def test_health_and_metrics(server: Running) -> None:
+    assert httpx.get(f"{server.url}/healthz").json() == {"status": "alive"}
+    assert httpx.get(f"{server.url}/readyz").json() == {"status": "ready"}
+    before = server.metric("usetta_requests_total")
+    httpx.get(f"{server.url}/v1/methods")
+    assert server.metric("usetta_requests_total") == before + 2  # itself is counted when it is over
+    assert server.metric("process_resident_memory_bytes") > 1e7
+    assert server.metric("usetta_queue") == 0
+
+
+def test_a_page_can_be_mounted_at_the_root(tiny_model: CLIP) -> None:
+    from starlette.responses import PlainTextResponse
+    from starlette.testclient import TestClient
+
+    from usetta.serve.app import create_app
+
+    app = create_app(Settings(keys=("secret",)), tiny_model)
+    app.mount("/", PlainTextResponse("a page"))
+    with TestClient(app) as client:
+        eventually(lambda: app.state.engine.ready)
+        assert client.get("/").status_code == 401
+        client.headers["x-api-key"] = "secret"
+        assert client.get("/anything").text == "a page"
+        assert client.get("/v1/models").json()["models"][0]["name"] == "tiny-random"
