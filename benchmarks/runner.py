@@ -39,6 +39,7 @@ TARGETS = {
     "runner_over_model": ("pictures per second of the runner ÷ the bare model", "≥ 0.9"),
     "cached_speedup": ("time of a run ÷ a second one with more methods and the first one's features", "≥ 10"),
     "memory_growth": ("peak memory of many pictures ÷ 100", "≤ 1.1"),
+    "time_growth": ("time per picture of many pictures ÷ 100", "≤ 1.1"),
 }
 
 
@@ -96,8 +97,8 @@ def measure_times(pictures: int, rounds: int, threads: int) -> dict[str, float]:
     return {"runner_over_model": min(alone) / min(whole), "cached_speedup": min(whole) / min(cached)}
 
 
-def crowd(pictures: int) -> int:
-    """Peak resident memory in kB after a run over so many pictures."""
+def crowd(pictures: int) -> tuple[int, float]:
+    """Peak resident memory in kB after a run over so many pictures, and the seconds that each took."""
     vision = ViTConfig(image_size=32, patch_size=16, width=32, layers=1, heads=1)
     text = TextConfig(width=32, layers=1, heads=1)
     model = random_model(CLIPConfig(embed_dim=16, vision=vision, text=text), name="tiny-random")
@@ -105,14 +106,15 @@ def crowd(pictures: int) -> int:
         folder = Path(name)
         (folder / "pictures").mkdir()
         dataset = generated(folder / "pictures", pictures, (80, 60), 10)
-        evaluate(model, [dataset], METHODS, folder / "run", Setting(views=4), cache=folder / "cache")
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        done = evaluate(model, [dataset], METHODS, folder / "run", Setting(views=4), cache=folder / "cache")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, done.seconds / pictures
 
 
-def alone(pictures: int) -> int:
+def alone(pictures: int) -> tuple[float, float]:
     """The same of a process that does nothing else."""
     command = [sys.executable, "-m", "benchmarks.runner", "--crowd", str(pictures)]
-    return int(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)  # noqa: S603
+    told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split()  # noqa: S603
+    return float(told[0]), float(told[1])
 
 
 def tell(text: str) -> None:
@@ -130,14 +132,15 @@ def main() -> None:
     parser.add_argument("--crowd", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.crowd:
-        print(crowd(options.crowd))
+        print(*crowd(options.crowd))
         return
-    memory = {}
+    crowds = {}
     for count in (FEW, options.many):  # first: a child's peak starts from its parent's
-        tell(f"memory of {count} pictures")
-        memory[count] = alone(count)
+        tell(f"memory and time of {count} pictures")
+        crowds[count] = alone(count)
     figures = measure_times(options.pictures, options.rounds, options.threads)
-    figures["memory_growth"] = memory[options.many] / memory[FEW]
+    for i, key in enumerate(("memory_growth", "time_growth")):
+        figures[key] = crowds[options.many][i] / crowds[FEW][i]
     if options.json:
         print(json.dumps({"threads": torch.get_num_threads(), "pictures": options.pictures} | figures))
         return

@@ -12,10 +12,12 @@ by the same code, which is faster than the published one.
 import argparse
 import json
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +25,15 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from benchmarks.names import class_names
+from benchmarks.use import load
+from usetta import Classifier, methods
+from usetta.adaptive import is_settled, stages
+from usetta.data import load_dataset
 from usetta.images import open_image
+from usetta.models import load_model
+from usetta.prompts import ClassPrompts
+from usetta.recipe import run
 from usetta.views import Operation, ViewDraw, ViewRecipe, draw_views, make_views, weak_view
 
 MEAN = torch.tensor([0.48145466, 0.4578275, 0.40821073]).view(3, 1, 1)
@@ -135,13 +145,77 @@ def plain_operation(image: Image.Image, operation: Operation) -> Image.Image:
     return image.transform(image.size, Image.Transform.AFFINE, matrix, resample=Image.Resampling.BILINEAR)
 
 
+# --- from the file to the answer --------------------------------------------------------------------------------------
+
+
+def se_over_tower(rounds: int) -> float:
+    """SE from a JPEG file to its answer ÷ the bare tower on 64 views, ViT-B/16 with random weights in float32."""
+    model = load()
+    classifier = Classifier(class_names(100), model, "se", augmix=True)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "picture.jpg")
+        picture(500, 375).save(path, quality=90)
+        pixels = make_views(open_image(path), path.name, ViewRecipe(augmix=True))
+        return 1 / speedup(lambda: model.encode_images(pixels), lambda: classifier(path), min(rounds, 3))
+
+
+def classes_over_few(rounds: int) -> float:
+    """SE on 64 views with 1000 classes ÷ with 10; text features of a class list are made before."""
+    model = load()
+    pixels = torch.randint(0, 256, (64, 3, model.image_size, model.image_size), dtype=torch.uint8)
+    many, few = (ClassPrompts(model.text, class_names(count)).features() for count in (1000, 10))
+
+    def answer(text: Tensor) -> object:
+        return run(methods.get("se"), model.encode_images(pixels)[None], text, model.logit_scale)
+
+    return speedup(lambda: answer(many), lambda: answer(few), min(rounds, 3))
+
+
+# --- fewer views ------------------------------------------------------------------------------------------------------
+
+SETS = ("caltech101", "flowers102", "oxford_pets", "dtd10")
+
+
+@cache
+def adaptive(pictures: int) -> tuple[float, float]:
+    """How many times faster adaptive views are with the embedded model, and what they change in SE's accuracy, points.
+
+    Views are encoded stage by stage to the last, and the clock is read where adaptive views would have ended.
+    """
+    root = Path(os.environ.get("USETTA_SHARED", "../shared")) / "data"
+    model, se = load_model("embedded"), methods.get("se")
+    early, late, change, count = 0.0, 0.0, 0, 0
+    for name in SETS:
+        dataset = load_dataset(root / name)
+        assert dataset.labels is not None
+        text = ClassPrompts(model.text, dataset.classes).features()
+        for i in range(pictures):
+            item = dataset[i * len(dataset) // pictures]
+            start, settled, seen = time.perf_counter(), None, None
+            image = open_image(item.path, for_benchmark=True)
+            for part in stages():
+                more = model.encode_images(make_views(image, item.id, ViewRecipe(augmix=True), part=part))
+                seen = more if seen is None else torch.cat([seen, more])
+                if settled is None and (is_settled(seen, text, model.logit_scale) or len(seen) == 64):
+                    settled = time.perf_counter() - start, len(seen)
+            assert settled is not None
+            assert seen is not None
+            early, late, count = early + settled[0], late + time.perf_counter() - start, count + 1
+            few, all_of_them = (
+                int(run(se, seen[None, :n], text, model.logit_scale).probs.argmax()) == item.label
+                for n in (settled[1], 64)
+            )
+            change += few - all_of_them
+    return late / early, 100 * change / count
+
+
 # --- all of them -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Figure:
     measure: Callable[[int], float]
-    """From the number of rounds."""
+    """From the number of rounds, or for real pictures how many of each data set."""
     target: str
     meaning: str
 
@@ -149,6 +223,10 @@ class Figure:
 FIGURES = {
     "augmix_speedup": Figure(augmix_speedup, "≥ 3", "64 AugMix views, against the published pipeline"),
     "crop_speedup": Figure(crop_speedup, "≥ 2", "64 views by crops and flips, likewise"),
+    "se_over_tower": Figure(se_over_tower, "≤ 1.1", "SE from file to answer, ÷ the bare tower on 64 views"),
+    "classes_over_few": Figure(classes_over_few, "≤ 1.25", "SE with 1000 classes ÷ with 10"),
+    "adaptive_speedup": Figure(lambda n: adaptive(n)[0], "≥ 2", "adaptive views, against 64 (real pictures)"),
+    "adaptive_accuracy_change": Figure(lambda n: adaptive(n)[1], "≥ −0.3", "the same, points of accuracy"),
 }
 
 
@@ -156,10 +234,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("figures", nargs="*", metavar="figure", help="some of them; all if none is named")
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--pictures", type=int, default=2, help="of each set of real pictures, for adaptive views")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     names = options.figures or list(FIGURES)
-    found = {name: FIGURES[name].measure(options.rounds) for name in names}
+    found = {}
+    for name in names:
+        found[name] = FIGURES[name].measure(options.pictures if name.startswith("adaptive") else options.rounds)
+        print(f"{name}: {found[name]:.3f}", file=sys.stderr, flush=True)
     if options.json:
         print(json.dumps({"threads": torch.get_num_threads(), "cores": CORES} | found))
         return

@@ -85,7 +85,7 @@ def test_another_kind_of_run_in_the_same_directory_is_refused(
     ("more", "code", "message"),
     [
         (["--methods", "clipp"], 2, "did you mean 'clip'"),
-        (["--seeds", "0,x"], 2, "a seed is a whole number from 0 on, not 'x'"),
+        (["--seeds", "0,x"], 2, "seeds are whole numbers from 0 on, such as 0,1,2, not '0,x'"),
         (["--methods", ","], 2, "at least one method"),
         (["--datasets", "./nowhere"], 1, "nowhere does not exist"),
         (["--datasets", "pats"], 2, "did you mean 'pets'"),

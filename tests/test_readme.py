@@ -26,6 +26,8 @@ def blocks(language: str) -> list[str]:
 
 
 COMMANDS = [line.removeprefix("$ ") for block in blocks("console") for line in block.splitlines()]
+IN_ORDER = COMMANDS[COMMANDS.index(next(command for command in COMMANDS if " eval " in command)) :]
+"""The commands about a run, each of which needs the one before."""
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +35,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where a reader would stand: a cat, a folder of photographs and a list of classes."""
     if not embedded.is_cached():
         pytest.skip("the embedded model was not fetched (`usetta models pull embedded`)")
-    cats = list((cache_dir() / "demo").glob("tabby-cat.png")) or demo.photographs(print)[:1]
+    cats = list((cache_dir() / "demo").glob("tabby-cat.png")) or [demo.photographs(print)[0].path]
     folder = tmp_path_factory.mktemp("reader")
-    (folder / "photos").mkdir()
-    for name in ("cat.png", "photos/cat.png"):
+    for name in ("cat.png", "photos/cat.png", "labelled/tabby cat/cat.png", "labelled/red fox/cat.png"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(cats[0].read_bytes())
     (folder / "classes.txt").write_text("tabby cat\nred fox\ngolden retriever\n", encoding="utf-8")
     return folder
@@ -75,7 +77,7 @@ def test_the_documentation_lists_every_setting_with_its_default() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("usetta")])
+@pytest.mark.parametrize("command", [each for each in COMMANDS if each.startswith("usetta") and each not in IN_ORDER])
 def test_each_command_of_the_readme_runs(command: str, folder: Path) -> None:
     shown = run(shlex.split(command), folder)
     if "classify" in command:
@@ -84,6 +86,16 @@ def test_each_command_of_the_readme_runs(command: str, folder: Path) -> None:
         assert "skipped: the views already agree" in shown or "tuned: " in shown
     if "--out why.png" in command:
         assert (folder / "why.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_the_commands_about_a_run_follow_each_other(folder: Path) -> None:
+    shown = {command.split()[1]: run(shlex.split(command), folder) for command in IN_ORDER}
+    assert list(shown) == ["eval", "table", "report", "reproduce"]
+    assert "Accuracy" in shown["eval"]
+    assert "points" in shown["table"]
+    assert (folder / "runs" / "a" / "report.html").stat().st_size > 10_000
+    assert "table-24" in shown["reproduce"]
 
 
 @pytest.mark.slow

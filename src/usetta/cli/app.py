@@ -87,6 +87,19 @@ def clear_errors() -> Iterator[None]:
         raise typer.Exit(2 if isinstance(error, ValueError) else 1) from error
 
 
+def split(text: str) -> list[str]:
+    """The parts of a list that is written with commas."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def read_seeds(text: str) -> tuple[int, ...]:
+    """Seeds that are written with commas."""
+    parts = split(text)
+    if not parts or not all(part.isdecimal() for part in parts):
+        raise ValueError(f"seeds are whole numbers from 0 on, such as 0,1,2, not {text!r}")
+    return tuple(dict.fromkeys(map(int, parts)))
+
+
 def say(text: str) -> None:
     """One line to standard error; written so that it lands above a progress bar, which typer.echo does not."""
     sys.stderr.write(text + "\n")

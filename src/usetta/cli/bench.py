@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from usetta.cli.app import AsJson, ModelName, app, clear_errors, say
+from usetta.cli.app import AsJson, ModelName, app, clear_errors, say, split
 
 
 @app.command()
@@ -35,7 +35,7 @@ def bench(
 
     with clear_errors():
         job = measuring.Job(model, weights, classes, views, augmix)
-        names = [name.strip() for name in methods.split(",") if name.strip()] or measuring.METHODS
+        names = split(methods) or measuring.METHODS
         costs = measuring.measure(job, names, repeat=repeat, memory=memory, say=say)
         if as_json:
             typer.echo(json.dumps({"job": asdict(job), **asdict(costs)}, indent=1))

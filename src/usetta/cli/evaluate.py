@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from usetta.cli.app import ContextFile, app, clear_errors, print_rows, say
+from usetta.cli.app import ContextFile, app, clear_errors, print_rows, read_seeds, say
 
 if TYPE_CHECKING:
     from usetta.data import Dataset
@@ -98,7 +98,7 @@ def reproduce(
     with clear_errors():
         _check_format(shape)
         item = paper.get(name)
-        numbers = _seeds(seeds) if seeds else item.seeds
+        numbers = read_seeds(seeds) if seeds else item.seeds
         if item.coop and context is None:
             raise ValueError(f"{item.name} starts from CoOp's context: give it with --context")
         if context is not None and not item.coop:
@@ -158,13 +158,6 @@ def _print(found: "Table", shape: str) -> None:
         Console().print(terminal(found))
     else:
         typer.echo(FORMATS[shape](found), nl=False)
-
-
-def _seeds(text: str) -> tuple[int, ...]:
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts):
-        raise ValueError(f"seeds are whole numbers from 0 on, such as 0,1,2, not {text!r}")
-    return tuple(dict.fromkeys(map(int, parts)))
 
 
 def _present(item: "Item", data: Path | None) -> "list[Dataset]":

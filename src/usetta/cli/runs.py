@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from usetta.cli.app import ContextFile, ModelName, Templates, Views, app, clear_errors, say
+from usetta.cli.app import ContextFile, ModelName, Templates, Views, app, clear_errors, read_seeds, say, split
 
 
 @app.command("eval")
@@ -51,8 +51,8 @@ def evaluate(
     from usetta.report.tables import terminal
 
     with clear_errors():
-        sets = load_datasets(_split(datasets), data)
-        numbers = [_seed(text) for text in _split(seeds)]
+        sets = load_datasets(split(datasets), data)
+        numbers = read_seeds(seeds)
         loaded = load_model(model)
         judge = load_model(reward) if reward else None
         say(f"model: {loaded.name}, {', '.join(f'{each.name} ({len(each)} pictures)' for each in sets)}")
@@ -60,7 +60,7 @@ def evaluate(
             done = run(
                 loaded,
                 sets,
-                _split(methods),
+                split(methods),
                 out,
                 Setting(views=views, templates=tuple(template or ()), context=context, augmix=augmix),
                 seeds=numbers,
@@ -80,13 +80,3 @@ def evaluate(
     if done.bad:
         say(f"usetta: {done.bad} pictures could not be read and are left out")
         raise typer.Exit(1)
-
-
-def _split(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _seed(text: str) -> int:
-    if not text.isdecimal():
-        raise ValueError(f"a seed is a whole number from 0 on, not {text!r}")
-    return int(text)
