@@ -103,7 +103,7 @@ def test_templates_make_an_ensemble(pictures: list[Path], options: list[object],
         (["--template", "a photo"], "holds '{}' once"),
         (["--views", "1"], "needs at least 2, not 1"),
         (["--json", "--csv"], "choose one of --json and --csv"),
-        (["--views", "0"], "Invalid value"),
+        (["--views", "0"], "--views is a number from 1 on, or 'adaptive', not '0'"),
     ],
 )
 def test_wrong_usage_exits_with_2(
