@@ -57,11 +57,19 @@ def _by_pillow(x: Pixels, function: Callable[[Image.Image], Image.Image]) -> Pix
 
 
 def _autocontrast(x: Pixels, u: float, sign: int) -> Pixels:
+    """Stretch the levels of each channel to 0..255, by a table; a channel of one level stays as it is."""
     rows = x.reshape(len(x), -1)
-    darkest, lightest = (found.reshape(-1, 3) for found in (rows.min(axis=0), rows.max(axis=0)))
-    if (darkest.min(axis=0) == 0).all() and (lightest.max(axis=0) == 255).all():
+    low = rows.min(axis=0).reshape(-1, 3).min(axis=0).astype(np.float64)
+    high = rows.max(axis=0).reshape(-1, 3).max(axis=0).astype(np.float64)
+    flat = low == high
+    low[flat], high[flat] = 0, 255
+    if not low.any() and (high == 255).all():
         return x
-    return _by_pillow(x, ImageOps.autocontrast)
+    scale = 255 / (high - low)
+    levels = np.arange(256) * scale[:, None] - (low * scale)[:, None]
+    table = levels.clip(0, 255).astype(np.uint8).ravel()
+    stretched: Pixels = table.take(rows + np.tile(np.array([0, 256, 512], np.uint16), len(x))).reshape(x.shape)
+    return stretched
 
 
 def _equalize(x: Pixels, u: float, sign: int) -> Pixels:
