@@ -212,7 +212,7 @@ def skips(
     there = np.isfinite(columns[0])
     axes.barh(places[there], columns[0][there], 0.62, **share)
     for values, shift, mark in zip(columns[1:], (-0.13, 0.13), marks, strict=True):
-        axes.plot(values, places + shift, **mark)
+        axes.plot(values, places + shift, **mark, clip_on=False)  # at 100 % a marker reaches beyond the axes
     axes.set_yticks(places, [fit(name, 130) for name in datasets], fontsize=SMALL, parse_math=False)
     axes.set(xlim=(0, 100), ylim=(len(datasets) - 0.5, -0.5))
     axes.set_xlabel("share of pictures, %", fontsize=MEDIUM)
