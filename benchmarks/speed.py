@@ -40,6 +40,8 @@ from usetta.views import Operation, ViewDraw, ViewRecipe, draw_views, make_views
 
 MEAN = torch.tensor([0.48145466, 0.4578275, 0.40821073]).view(3, 1, 1)
 STD = torch.tensor([0.26862954, 0.26130258, 0.27577711]).view(3, 1, 1)
+SETS = ("caltech101", "flowers102", "oxford_pets", "dtd10")
+ROOT = Path(os.environ.get("USETTA_SHARED", "../shared")) / "data"
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -197,9 +199,51 @@ def classes_over_few(rounds: int) -> float:
     return speedup(lambda: answer(many), lambda: answer(few), min(rounds, 3))
 
 
-# --- fewer views ------------------------------------------------------------------------------------------------------
+# --- precision of the image tower ------------------------------------------------------------------------------------
 
-SETS = ("caltech101", "flowers102", "oxford_pets", "dtd10")
+
+def tower_speedup(rounds: int) -> float:
+    """64 views in int8, against the tower as it is usually run: all views at once, all tokens in all blocks, fp32."""
+    exact, small = load_model("embedded"), load_model("embedded", precision="int8")
+    pixels = torch.randint(0, 256, (64, 3, exact.image_size, exact.image_size), dtype=torch.uint8)
+    tower = exact.image_tower
+
+    @torch.no_grad()
+    def plain() -> None:
+        hidden = tower.embed_patches(exact.normalize(pixels))
+        for block in tower.blocks:
+            hidden = block(hidden)
+        tower.pool(hidden)
+
+    return speedup(plain, lambda: small.encode_images(pixels), min(rounds, 3))
+
+
+def int8_speedup(rounds: int) -> float:
+    """64 views in int8, against our own fp32."""
+    exact, small = load_model("embedded"), load_model("embedded", precision="int8")
+    pixels = torch.randint(0, 256, (64, 3, exact.image_size, exact.image_size), dtype=torch.uint8)
+    return speedup(lambda: exact.encode_images(pixels), lambda: small.encode_images(pixels), min(rounds, 3))
+
+
+@cache
+def agreement(precision: str, pictures: int) -> tuple[float, float, float]:
+    """Share of equal answers by the weak view of real pictures in a precision and in fp32; mean and least cosine."""
+    exact, other = load_model("embedded"), load_model("embedded", precision=precision)
+    same, cosines = 0, []
+    for name in (*SETS, "imagenet1000"):
+        dataset = load_dataset(ROOT / name)
+        text = ClassPrompts(exact.text, dataset.classes).features()
+        for i in range(pictures):
+            item = dataset[i * len(dataset) // pictures]
+            pixels = make_views(open_image(item.path, for_benchmark=True), item.id, ViewRecipe(views=1))
+            ours, theirs = exact.encode_images(pixels), other.encode_images(pixels)
+            same += int((ours @ text.T).argmax() == (theirs @ text.T).argmax())
+            cosines.append(float((ours * theirs).sum()))
+    print(f"{precision}: cosine {np.mean(cosines):.5f}, at least {min(cosines):.5f}", file=sys.stderr)
+    return same / len(cosines), float(np.mean(cosines)), min(cosines)
+
+
+# --- fewer views ------------------------------------------------------------------------------------------------------
 
 
 @cache
@@ -208,11 +252,10 @@ def adaptive(pictures: int) -> tuple[float, float]:
 
     Views are encoded stage by stage to the last, and the clock is read where adaptive views would have ended.
     """
-    root = Path(os.environ.get("USETTA_SHARED", "../shared")) / "data"
     model, se = load_model("embedded"), methods.get("se")
     early, late, change, count = 0.0, 0.0, 0, 0
     for name in SETS:
-        dataset = load_dataset(root / name)
+        dataset = load_dataset(ROOT / name)
         assert dataset.labels is not None
         text = ClassPrompts(model.text, dataset.classes).features()
         for i in range(pictures):
@@ -251,22 +294,29 @@ FIGURES = {
     "crop_speedup": Figure(crop_speedup, "≥ 2", "64 views by crops and flips, likewise"),
     "se_over_tower": Figure(se_over_tower, "≤ 1.1", "SE from file to answer, ÷ the bare tower on 64 views"),
     "classes_over_few": Figure(classes_over_few, "≤ 1.25", "SE with 1000 classes ÷ with 10"),
+    "tower_speedup": Figure(tower_speedup, "≥ 2", "image tower in int8, against plain PyTorch in fp32"),
+    "int8_speedup": Figure(int8_speedup, "", "the same, against our own fp32"),
+    "tower_agreement": Figure(
+        lambda n: agreement("int8", n)[0], "≥ 0.99", "equal answers in int8 and fp32 (real pictures)"
+    ),
     "adaptive_speedup": Figure(lambda n: adaptive(n)[0], "≥ 2", "adaptive views, against 64 (real pictures)"),
     "adaptive_accuracy_change": Figure(lambda n: adaptive(n)[1], "≥ −0.3", "the same, points of accuracy"),
 }
+
+REAL = ("tower_agreement", "adaptive_speedup", "adaptive_accuracy_change")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("figures", nargs="*", metavar="figure", help="some of them; all if none is named")
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--pictures", type=int, default=2, help="of each set of real pictures, for adaptive views")
+    parser.add_argument("--pictures", type=int, default=2, help="of each set of real pictures, for what needs them")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     names = options.figures or list(FIGURES)
     found = {}
     for name in names:
-        found[name] = FIGURES[name].measure(options.pictures if name.startswith("adaptive") else options.rounds)
+        found[name] = FIGURES[name].measure(options.pictures if name in REAL else options.rounds)
         print(f"{name}: {found[name]:.3f}", file=sys.stderr, flush=True)
     if options.json:
         print(json.dumps({"threads": torch.get_num_threads(), "cores": CORES} | found))

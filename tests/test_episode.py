@@ -10,7 +10,7 @@ from conftest import make_picture
 from evaluate.runs import CLASSES, four_blocks
 from models.tiny import TINY_RESNET, disturbed
 from usetta import methods
-from usetta.episode import Episode, answer, check, encode, encode_with_hidden
+from usetta.episode import Episode, answer, check, encode, encode_together, encode_with_hidden
 from usetta.models.clip import CLIP
 from usetta.prompts import ClassPrompts
 from usetta.recipe import run
@@ -37,6 +37,15 @@ def test_features_of_the_weak_view_do_not_depend_on_others(model: CLIP, pixels: 
     torch.testing.assert_close(features, model.encode_images(pixels), atol=1e-6, rtol=0)
     weak, _ = encode_with_hidden(model, pixels[:1])
     assert torch.equal(encode_with_hidden(model, pixels)[0][0], weak[0])
+
+
+@pytest.mark.parametrize("counts", [(1, 1, 1), (VIEWS, 5, 1), (VIEWS,)])
+def test_pictures_that_are_encoded_together_get_their_own_features(
+    model: CLIP, pixels: Tensor, counts: tuple[int, ...]
+) -> None:
+    pictures = [pixels.flip(-1)[:count] if i else pixels[:count] for i, count in enumerate(counts)]
+    for found, picture in zip(encode_together(model, pictures), pictures, strict=True):
+        torch.testing.assert_close(found, encode(model, picture), atol=1e-6, rtol=0)
 
 
 def test_hidden_states_lead_to_the_same_features(model: CLIP, pixels: Tensor) -> None:

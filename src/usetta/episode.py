@@ -42,6 +42,18 @@ def encode(model: Model, pixels: Tensor) -> Tensor:
     return torch.cat([model.encode_images(fitting[:1]), model.encode_images(fitting[1:])])
 
 
+def encode_together(model: Model, pictures: Sequence[Tensor]) -> list[Tensor]:
+    """Features (N, D) of the views of each of several pictures, whose views fill the batches of a GPU together.
+
+    The weak views make batches of their own, so that a method that looks at nothing else sees the same features.
+    """
+    fitting = [_resized(each, model.image_size) for each in pictures]
+    weak = model.encode_images(torch.cat([each[:1] for each in fitting]))
+    strong = model.encode_images(torch.cat([each[1:] for each in fitting]))
+    others = torch.split(strong, [len(each) - 1 for each in fitting])
+    return [torch.cat([first[None], rest]) for first, rest in zip(weak, others, strict=True)]
+
+
 def encode_with_hidden(model: Model, pixels: Tensor) -> tuple[Tensor, Tensor]:
     """Features (N, D) of views, and the hidden states (N, tokens, width) that they come from."""
     states = torch.cat([model.hidden_states(pixels[:1]), model.hidden_states(pixels[1:])])

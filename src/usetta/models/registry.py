@@ -132,6 +132,8 @@ def load_model(
     weights: str | Path | None = None,
     activation: Activation | None = None,
     device: "str | torch.device | None" = None,
+    precision: str = "fp32",
+    compiled: bool = False,
     cache_dir: Path | None = None,
     offline: bool = False,
     seed: int = 0,
@@ -141,8 +143,27 @@ def load_model(
     name: a name of `list_models`, a hub id (`org/repo`, or `org/repo@revision`), or a path of a file or folder.
     weights: a local file with weights for the named architecture, or "random" for meaningless ones drawn from `seed`.
     activation: "quick_gelu" or "gelu", where neither a configuration beside the weights nor their name tells.
+    precision: of the image tower: fp32, bf16, fp16 (on a GPU) or int8 (on a CPU).
+    compiled: let `torch.compile` translate the image tower when it is first used, which takes a minute.
     offline: use what is in the cache, never the network.
     """
+    from usetta.models.precision import check_precision, prepare
+
+    check_precision(precision)
+    model = _load(name, weights, activation, device, cache_dir, offline, seed)
+    prepare(model, precision, compiled=compiled)
+    return model
+
+
+def _load(
+    name: str,
+    weights: str | Path | None,
+    activation: Activation | None,
+    device: "str | torch.device | None",
+    cache_dir: Path | None,
+    offline: bool,
+    seed: int,
+) -> Model:
     known = canonical_name(name)
     if known in _REGISTERED and weights is None:
         return _REGISTERED[known].load(device=device, cache_dir=cache_dir, offline=offline)
@@ -167,7 +188,7 @@ def load_model(
 def _random(name: str, activation: Activation | None, seed: int) -> "CLIP":
     from usetta.models.random_weights import random_model
 
-    warnings.warn(f"{name} has random weights: its answers mean nothing", stacklevel=3)
+    warnings.warn(f"{name} has random weights: its answers mean nothing", stacklevel=4)
     config = ARCHITECTURES[name]
     return random_model(replace(config, activation=activation or config.activation), name=f"{name}-random", seed=seed)
 

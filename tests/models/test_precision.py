@@ -1,0 +1,175 @@
+"""Precisions of the image tower."""
+
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from models.tiny import TINY_RESNET, TINY_VIT, disturbed
+from usetta import Classifier
+from usetta.models import ModelError, load_model
+from usetta.models.clip import CLIP, VisionTransformer
+from usetta.models.config import CLIPConfig
+from usetta.models.int8 import Int8VisionTransformer, _Int8Linear, rotation
+from usetta.models.precision import prepare
+
+
+def pixels_for(model: CLIP, n: int = 6) -> Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randint(0, 256, (n, 3, model.image_size, model.image_size), dtype=torch.uint8, generator=generator)
+
+
+def cosines(config: CLIPConfig, precision: str, outlier: float = 1.0) -> Tensor:
+    """Of features in fp32 and in another precision, one channel of the stream being `outlier` times as large."""
+    model = disturbed(config)
+    assert isinstance(model.image_tower, VisionTransformer)
+    model.image_tower.class_embedding.data[5] *= outlier
+    model.image_tower.positional_embedding.data[:, 5] *= outlier
+    model.image_tower.ln_pre.weight.data[5] *= outlier
+    before = model.encode_images(pixels_for(model))
+    prepare(model, precision)
+    return (before * model.encode_images(pixels_for(model))).sum(dim=1)
+
+
+@pytest.mark.parametrize("activation", ["quick_gelu", "gelu"])
+def test_int8_is_close_to_fp32(activation: str) -> None:
+    config = replace(TINY_VIT, activation=activation)  # type: ignore[arg-type]
+    assert cosines(config, "int8").min() > 0.9995
+
+
+def test_bf16_is_close_to_fp32() -> None:
+    assert cosines(TINY_VIT, "bf16").min() > 0.9995
+
+
+def test_an_outlier_in_the_stream_does_no_harm() -> None:
+    assert cosines(TINY_VIT, "int8", outlier=30.0).min() > 0.9995
+
+
+@pytest.mark.parametrize("width", [4, 48, 64, 320, 768, 1024])
+def test_rotation_is_orthogonal_and_flat(width: int) -> None:
+    turn = rotation(width)
+    torch.testing.assert_close(turn @ turn.T, torch.eye(width, dtype=torch.float64), atol=1e-12, rtol=0)
+    assert turn.abs().max() * width**0.5 < 1.5
+
+
+@pytest.mark.parametrize("lowest", [None, -0.27847])
+def test_a_linear_layer_errs_by_its_levels_only(lowest: float | None) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(24, 40, generator=generator, dtype=torch.float64)
+    weight *= 63 / weight.abs().amax(dim=1, keepdim=True)
+    weight = weight.round()  # so that the weights themselves are exact
+    bias = torch.randn(24, generator=generator, dtype=torch.float64)
+    x = torch.randn(50, 40, generator=generator)
+    if lowest is not None:
+        x = x.clamp(min=lowest)
+    exact = x.double() @ weight.T + bias
+    found = _Int8Linear(weight, bias, lowest)(x)
+    step = (x.amax(dim=1) - lowest) / 255 if lowest is not None else x.abs().amax(dim=1) / 127
+    worst = 0.5001 * step.double()[:, None] * weight.abs().sum(dim=1)
+    assert ((found - exact).abs() <= worst + 1e-4).all()
+
+
+def test_extreme_values_do_not_overflow() -> None:
+    """Processors without VNNI add neighbouring products in 16 bits, which saturate silently."""
+    weight = torch.full((8, 64), 63.0, dtype=torch.float64)
+    found = _Int8Linear(weight, torch.zeros(8, dtype=torch.float64))(torch.ones(3, 64))
+    torch.testing.assert_close(found, torch.full((3, 8), 63.0 * 64), rtol=1e-5, atol=0)
+
+
+def test_a_token_of_zeros_is_no_division_by_zero() -> None:
+    layer = _Int8Linear(torch.ones(2, 3, dtype=torch.float64), torch.tensor([1.0, -2.0], dtype=torch.float64))
+    assert layer(torch.zeros(1, 3)).tolist() == [[1.0, -2.0]]
+
+
+def test_int8_features_do_not_depend_on_company() -> None:
+    model = disturbed(TINY_VIT)
+    prepare(model, "int8")
+    pixels = pixels_for(model, 6)
+    together = model.encode_images(pixels)
+    alone = torch.cat([model.encode_images(each[None]) for each in pixels])
+    torch.testing.assert_close(together, alone, atol=2e-3, rtol=0)
+    assert (together * alone).sum(dim=1).min() > 0.99999
+
+
+def test_int8_takes_the_blocks_of_the_tower() -> None:
+    model = disturbed(TINY_VIT)
+    tower = model.image_tower
+    prepare(model, "int8")
+    assert isinstance(model.image_tower, Int8VisionTransformer)
+    assert isinstance(tower, VisionTransformer)
+    assert len(tower.blocks) == 0
+    assert sum(each.dtype == torch.int8 for each in model.state_dict().values()) == 4 * len(model.image_tower.blocks)
+
+
+def test_text_stays_as_it_is() -> None:
+    for precision in ("bf16", "int8"):
+        model = disturbed(TINY_VIT)
+        ids = model.text.tokenize(["a photo of a cat."])
+        before = model.text.encode(model.text.embed(ids), ids)
+        prepare(model, precision)
+        assert torch.equal(model.text.encode(model.text.embed(ids), ids), before)
+        assert model.encode_images(pixels_for(model)).dtype == torch.float32
+
+
+def test_fingerprints_tell_precisions_apart() -> None:
+    found = []
+    for precision in ("fp32", "bf16", "int8"):
+        model = disturbed(TINY_VIT)
+        assert model.fingerprint  # and does not keep it
+        prepare(model, precision)
+        assert model.precision == precision
+        found.append(model.fingerprint)
+    assert len(set(found)) == 3
+
+
+def test_int8_refuses_what_it_cannot_do() -> None:
+    with pytest.raises(ModelError, match="int8 is for CLIP's vision transformers"):
+        prepare(disturbed(TINY_RESNET), "int8")
+    model = disturbed(TINY_VIT)
+    prepare(model, "int8")
+    with pytest.raises(ValueError, match="TTL tunes the image tower, which it cannot do in int8"):
+        Classifier(["cat", "dog"], model, "ttl")
+
+
+def test_fp16_is_for_gpus() -> None:
+    with pytest.raises(ModelError, match="fp16 is for GPUs"):
+        prepare(disturbed(TINY_VIT), "fp16")
+
+
+def test_unknown_precision() -> None:
+    with pytest.raises(ValueError, match="unknown precision 'fp8'; known are fp32, bf16, fp16, int8"):
+        load_model("ViT-B-16", weights="random", precision="fp8")
+
+
+def test_slow_bf16_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    for supported in (True, False):
+        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda s=supported: s, raising=False)
+        with caplog.at_level(logging.WARNING, logger="usetta"):
+            prepare(disturbed(TINY_VIT), "bf16")
+        assert ("no instructions for bf16" in caplog.text) is not supported
+
+
+def test_compiling_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(nn.Module, "compile", lambda self: asked.append(type(self)))
+    prepare(disturbed(TINY_VIT), compiled=True)
+    assert asked == [VisionTransformer]
+
+
+def test_a_model_of_ones_own_is_left_alone() -> None:
+    class Own:
+        name = "own"
+
+    prepare(Own())  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match="own brings its own image tower"):
+        prepare(Own(), "bf16")  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_a_tower_of_full_size_agrees() -> None:
+    with pytest.warns(UserWarning, match="random weights"):
+        exact, small = (load_model("ViT-B-32", weights="random", precision=each) for each in ("fp32", "int8"))
+    pixels = torch.randint(0, 256, (2, 3, 224, 224), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    assert (exact.encode_images(pixels) * small.encode_images(pixels)).sum(dim=1).min() > 0.999
