@@ -16,7 +16,7 @@ COPY --from=build /opt/usetta /opt/usetta
 COPY --from=build /opt/models /opt/models
 RUN useradd --system --no-create-home usetta
 USER usetta
-ENV PATH=/opt/usetta/bin:$PATH USETTA_CACHE=/opt/models HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1
+ENV PATH=/opt/usetta/bin:$PATH USETTA_CACHE=/opt/models HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1 HOME=/tmp
 EXPOSE 8000
 HEALTHCHECK --start-period=60s CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/healthz', timeout=3)"]
 ENTRYPOINT ["usetta", "serve", "--host", "0.0.0.0", "--model", "embedded"]

@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick lint format bench docs clean
+.PHONY: help setup demo test quick browser lint format bench docs clean
 
 help:
 	@echo "make demo    classify real photographs and write demo-report/index.html and report.html"
 	@echo "make test    run all tests            make quick   leave out the slow ones"
+	@echo "make browser Chromium for the tests of the web page, by apt-get as root"
 	@echo "make lint    ruff and mypy            make format  let ruff rewrite"
 	@echo "make bench   speed and memory         make docs    build the documentation in site/"
 	@echo "make setup   only the environment     make clean   remove it"
@@ -45,6 +46,13 @@ test: setup $(VENV)/.test
 quick: setup $(VENV)/.test
 	$(BIN)/python -m pytest -n auto -m "not slow"
 
+# The tests of the web page take Debian's Chromium, and skip, saying so, where there is none.
+browser:
+	@if command -v chromium >/dev/null; then :; \
+	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; \
+	else echo "no Chromium, and no way to install it here: the tests of the web page will be skipped"; fi
+
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -61,6 +69,7 @@ bench: setup $(VENV)/.test
 	$(BIN)/python -m benchmarks.runner
 	$(BIN)/python -m benchmarks.speed
 	$(BIN)/python -m benchmarks.serve
+	$(BIN)/python -m benchmarks.scaling
 
 docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict

@@ -146,6 +146,15 @@ def log_as_before() -> Iterator[None]:
         logger.setLevel(level)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_lane() -> Iterator[None]:
+    """Pictures that go together through the model are one call of it, as many cores as there may be."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="session")
 def server(tiny_model: CLIP) -> Iterator[Running]:
     """A server with the limits it has by default."""

@@ -203,7 +203,7 @@ def test_other_models_are_those_that_the_server_was_given(
 def test_other_models_are_never_downloaded(tiny_model: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, bool]] = []
 
-    def load(name: str, *, offline: bool = False) -> CLIP:
+    def load(name: str, *, offline: bool = False, **_settings: object) -> CLIP:
         asked.append((name, offline))
         other = copy(tiny_model)
         other.name = name

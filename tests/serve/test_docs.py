@@ -70,7 +70,7 @@ def test_the_addresses_are_all_there_are(server: Running) -> None:
 
 
 def test_the_codes_of_errors_are_those_of_the_sources() -> None:
-    sources = (Path(__file__).parents[2] / "src" / "usetta" / "serve").glob("*.py")
+    sources = (Path(__file__).parents[2] / "src" / "usetta" / "serve").rglob("*.py")
     raised = {
         code
         for source in sources
@@ -87,6 +87,20 @@ def test_the_python_on_the_page_runs(server: Running, capsys: pytest.CaptureFixt
     (block,) = re.findall(r"^```python\n(.*?)^```", section("Asking"), flags=re.DOTALL | re.MULTILINE)
     exec(compile(block.replace(URL, server.url), "serving.md", "exec"), {})
     assert capsys.readouterr().out.split(" 0.")[0] in CLASSES
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("key", [None, "first-key"])
+def test_gradios_client_on_the_page_runs(
+    server: Running, open_server: Running, key: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (block,) = re.findall(r"^```python\n(.*?)^```", section("The page"), flags=re.DOTALL | re.MULTILINE)
+    if key is not None:
+        (headers,) = re.findall(r"add `(headers=\{.*?\})`", section("The page"))
+        block = block.replace("verbose=False", f"verbose=False, {headers}")
+    exec(compile(block.replace(URL, (open_server if key else server).url), "serving.md", "exec"), {})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["clip", "se", "use"]
 
 
 @pytest.mark.usefixtures("here")

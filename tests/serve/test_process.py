@@ -58,10 +58,10 @@ def started(
     )
     assert process.stdout is not None
     try:
-        line = json.loads(process.stdout.readline())
-        assert line["event"] == "listening"
-        url = f"http://127.0.0.1:{line['port']}"
-        eventually(lambda: httpx.get(f"{url}/readyz").status_code == 200, 60)
+        lines = map(json.loads, iter(process.stdout.readline, ""))
+        port = next(line["port"] for line in lines if line["event"] == "listening")  # the model may be there before
+        url = f"http://127.0.0.1:{port}"
+        eventually(lambda: httpx.get(f"{url}/readyz").status_code == 200, 120)
         yield process, url
     finally:
         process.kill()
@@ -167,8 +167,20 @@ def test_without_the_extra_packages_it_is_told_what_to_install(monkeypatch: pyte
     assert "pip install 'usetta[serve]'" in result.stderr
 
 
+def test_without_gradio_there_is_no_page_and_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[usetta.cli.serve.Settings, str, int]] = []
+    monkeypatch.setattr("usetta.serve.server.run", lambda *arguments: asked.append(arguments))
+    monkeypatch.setattr("usetta.serve.log.configure", lambda: None)
+    monkeypatch.setattr("usetta.cli.serve.find_spec", lambda name: None)
+    told, quiet = serve(), serve("--no-page")
+    assert "there is no web page, for it needs gradio" in told.stderr
+    assert quiet.stderr == ""
+    assert [settings.page for settings, _, _ in asked] == [False, False]
+
+
 def test_the_command_line_starts_without_the_heavy_packages() -> None:
-    code = "import sys, usetta.cli.serve; print({'torch', 'fastapi', 'pydantic', 'uvicorn'} & sys.modules.keys())"
+    heavy = "{'torch', 'fastapi', 'pydantic', 'uvicorn', 'gradio', 'matplotlib'}"
+    code = f"import sys, usetta.cli.serve; print({heavy} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 

@@ -41,6 +41,13 @@ Method = Annotated[
     str, typer.Option("--method", "-m", help="A name from `usetta ls methods`, also as tpt+se or use:steps=2.")
 ]
 ModelName = Annotated[str, typer.Option("--model", help="A name from `usetta ls models`, a hub id or a weights file.")]
+Precision = Annotated[
+    str, typer.Option("--precision", help="Of the image tower: fp32, bf16, int8 (on a CPU) or fp16 (on a GPU).")
+]
+Device = Annotated[str | None, typer.Option("--device", help="Where the model computes: cpu (the default), cuda, mps.")]
+Compiled = Annotated[
+    bool, typer.Option("--compile", help="Let torch.compile translate the image tower, which takes a minute.")
+]
 Templates = Annotated[
     list[str] | None,
     typer.Option(

@@ -1,12 +1,13 @@
 """The command that answers over HTTP."""
 
 import ipaddress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from usetta.cli.app import ContextFile, ModelName, app, clear_errors, say
+from usetta.cli.app import ContextFile, Device, ModelName, Precision, app, clear_errors, say
 from usetta.serve.settings import Limits, Settings
 
 _LIMITS, _SETTINGS = Limits(), Settings()
@@ -19,6 +20,8 @@ def serve(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
     model: ModelName = _SETTINGS.model,
+    precision: Precision = _SETTINGS.precision,
+    device: Device = None,
     also: Annotated[
         list[str] | None, typer.Option("--also", help="Another model that requests may name; must be on this machine.")
     ] = None,
@@ -41,6 +44,7 @@ def serve(
     text_memory: Annotated[
         int, typer.Option(help="Bytes for the text features of recent class lists.", min=1)
     ] = _SETTINGS.text_bytes,
+    page: Annotated[bool, typer.Option(help="Whether there is a web page at /, beside the API.")] = True,
     api_key: Annotated[
         list[str] | None,
         typer.Option("--api-key", help="A key that requests must bring; may be repeated.", envvar="USETTA_API_KEYS"),
@@ -51,6 +55,8 @@ def serve(
     with clear_errors():
         settings = Settings(
             model=model,
+            precision=precision,
+            device=device,
             also=tuple(also or ()),
             context=context,
             keys=(*(api_key or ()), *_keys_in(api_key_file)),
@@ -66,6 +72,7 @@ def serve(
                 queue=max_queue,
                 seconds=timeout,
             ),
+            page=page and _has_gradio(),
             threads=threads,
             text_bytes=text_memory,
         )
@@ -81,6 +88,13 @@ def serve(
             )
         log.configure()
         run(settings, host, port)
+
+
+def _has_gradio() -> bool:
+    if find_spec("gradio") is not None:
+        return True
+    say("usetta: there is no web page, for it needs gradio: pip install 'usetta[serve]' (--no-page to do without)")
+    return False
 
 
 def _keys_in(file: Path | None) -> list[str]:

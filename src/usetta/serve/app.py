@@ -1,7 +1,7 @@
 """The application: its routes, and what OpenAPI says of them.
 
-`create_app` returns a FastAPI application whose `state.engine` answers pictures without HTTP, and on which a page can
-be mounted at `/`: the guards stand before it as well, and the routes here come first.
+`create_app` returns a FastAPI application whose `state.engine` answers pictures without HTTP, and which has a web page
+at `/`: the guards stand before it as well.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from usetta.serve.guards import BodyLimit, Keys, Leaving, Watch
 from usetta.serve.intake import Asked
 from usetta.serve.metrics import Metrics
 from usetta.serve.settings import Limits, Settings
-from usetta.serve.work import answer_all, answer_one, attend
+from usetta.serve.work import answer_all, answer_one, attend_question
 
 _ERRORS = {
     401: "There are keys, and none of them was sent.",
@@ -58,6 +58,10 @@ def create_app(settings: Settings | None = None, model: Model | None = None) -> 
     _add_work(app, engine, settings.limits)
     _add_lists(app, engine)
     _add_health(app, engine, metrics)
+    if settings.page:
+        from usetta.serve.page.routes import add_page  # Gradio takes seconds to import
+
+        add_page(app, engine)
     app.add_middleware(BodyLimit, limit=settings.limits.upload)  # the last one added is the outermost
     app.add_middleware(Keys, keys=settings.keys)
     app.add_middleware(Leaving, engine=engine)
@@ -85,7 +89,7 @@ def _add_work(app: FastAPI, engine: Engine, limits: Limits) -> None:
             answer = await answer_one(engine, asked, question)
             return answer.response() if isinstance(answer, ApiError) else JSONResponse(answer)
 
-        return await attend(request, engine, read_one, respond)
+        return await attend_question(request, engine, read_one, respond)
 
     @app.post(
         "/v1/classify/batch",
@@ -103,7 +107,7 @@ def _add_work(app: FastAPI, engine: Engine, limits: Limits) -> None:
             ]
             return JSONResponse({"answers": told})
 
-        return await attend(request, engine, read_many, respond)
+        return await attend_question(request, engine, read_many, respond)
 
 
 def _add_lists(app: FastAPI, engine: Engine) -> None:

@@ -1,8 +1,9 @@
 """Answers for pictures that wait together, by the one thread that owns the models.
 
-Views of all pictures go through the image tower as one row, whoever sent them; pictures with the same classes and the
-same method go through the recipe together. A picture's answer does not depend on its company but for rounding, and
-what fails in company is tried again alone, so that one request cannot spoil another.
+Views of all pictures go through the image tower together, whoever sent them, and once for all methods that are asked
+about; pictures with the same classes and the same method go through the recipe together. A picture's answer does not
+depend on its company but for rounding, and what fails in company is tried again alone, so that one request cannot spoil
+another.
 """
 
 from collections import defaultdict
@@ -21,6 +22,7 @@ from usetta.recipe import Recipe
 from usetta.serve.texts import Texts, Wording
 
 T = TypeVar("T")
+Encode = Callable[[Model, Tensor], Tensor]
 
 
 class RefusedError(ValueError):
@@ -32,10 +34,21 @@ class Question:
     """What is asked about a picture."""
 
     wording: Wording
-    recipe: Recipe
+    recipes: tuple[Recipe, ...]
+    """Methods that answer, no two alike."""
     views: int = 64
     augmix: bool = False
     seed: int = 0
+
+    @property
+    def weak_only(self) -> bool:
+        """Whether no method looks at more than the weak view."""
+        return all(recipe.weak_only for recipe in self.recipes)
+
+    @property
+    def needs_hidden(self) -> bool:
+        """Whether a method tunes the image tower."""
+        return any(recipe.needs_hidden for recipe in self.recipes)
 
 
 @dataclass(eq=False)
@@ -46,7 +59,8 @@ class Job:
     source: str
     pixels: Tensor
     """Its views (N, 3, S, S)."""
-    answer: Future[Prediction] = field(default_factory=Future)
+    answer: Future[list[Prediction]] = field(default_factory=Future)
+    """One for each method."""
 
 
 @dataclass(eq=False)
@@ -56,10 +70,20 @@ class _Seen:
     job: Job
     classifier: Classifier
     episode: Episode | None = None
+    answers: dict[Recipe, Prediction] = field(default_factory=dict)
 
 
-def solve(jobs: Sequence[Job], models: Mapping[str, Model], texts: Texts) -> None:
-    """Give every job its answer or its error."""
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """What one of its methods has to do."""
+
+    seen: _Seen
+    episode: Episode
+    recipe: Recipe
+
+
+def solve(jobs: Sequence[Job], models: Mapping[str, Model], texts: Texts, encode: Encode) -> None:
+    """Give every job its answer or its error; `encode` runs the image tower of a model."""
     seen: list[_Seen] = []
 
     def read(some: Sequence[Job]) -> None:
@@ -68,55 +92,65 @@ def solve(jobs: Sequence[Job], models: Mapping[str, Model], texts: Texts) -> Non
     for job in jobs:
         _attempt([job], read, lambda job: job)
     for some in _alike(seen, _tower):
-        _attempt(some, lambda some: _encode(some, models), lambda each: each.job)
-    for some in _alike((each for each in seen if each.episode is not None), _recipe):
-        _attempt(some, _answer, lambda each: each.job)
+        _attempt(some, lambda some: _encode(some, models, encode), lambda each: each.job)
+    parts = (
+        _Part(each, each.episode, recipe)
+        for each in seen
+        if each.episode is not None
+        for recipe in each.job.question.recipes
+    )
+    for part in _alike(parts, _recipe):
+        _attempt(part, _answer, lambda each: each.seen.job)
 
 
 def _read(job: Job, models: Mapping[str, Model], texts: Texts) -> _Seen:
-    wording, recipe = job.question.wording, job.question.recipe
+    wording = job.question.wording
     try:
         classifier = texts.classifier(wording)
-        check(recipe, models[wording.model], classifier._prompts, job.question.views)
+        for recipe in job.question.recipes:
+            check(recipe, models[wording.model], classifier._prompts, job.question.views)
     except ValueError as error:
         raise RefusedError(str(error)) from error
     return _Seen(job, classifier)
 
 
-def _encode(seen: Sequence[_Seen], models: Mapping[str, Model]) -> None:
-    """Views of several pictures in one row through the tower of their model."""
+def _encode(seen: Sequence[_Seen], models: Mapping[str, Model], encode: Encode) -> None:
+    """Views of several pictures together through the tower of their model."""
     model = models[seen[0].job.question.wording.model]
     pixels = torch.cat([each.job.pixels for each in seen])
     counts = [len(each.job.pixels) for each in seen]
-    if seen[0].job.question.recipe.needs_hidden:
+    if seen[0].job.question.needs_hidden:
         features, states = encode_with_hidden(model, pixels)
         parts = zip(seen, torch.split(features, counts), torch.split(states, counts), strict=True)
         for each, own, hidden in parts:
             each.episode = Episode(own, hidden=hidden)
         return
-    for each, own in zip(seen, torch.split(model.encode_images(pixels), counts), strict=True):
+    features = encode(model, pixels)
+    for each, own in zip(seen, torch.split(features, counts), strict=True):
         each.episode = Episode(own)
 
 
-def _answer(seen: Sequence[_Seen]) -> None:
+def _answer(parts: Sequence[_Part]) -> None:
     """Pictures with the same classes and recipe through the recipe."""
-    episodes = [each.episode for each in seen if each.episode is not None]
-    recipe = seen[0].job.question.recipe
+    sources, episodes = [each.seen.job.source for each in parts], [each.episode for each in parts]
     try:
-        answers = seen[0].classifier._answer([each.job.source for each in seen], episodes, recipe)
+        answers = parts[0].seen.classifier._answer(sources, episodes, parts[0].recipe)
     except ValueError as error:
         raise RefusedError(str(error)) from error
-    for each, answer in zip(seen, answers, strict=True):
-        each.job.answer.set_result(answer)
+    for part, answer in zip(parts, answers, strict=True):
+        seen, wanted = part.seen, part.seen.job.question.recipes
+        seen.answers[part.recipe] = answer
+        if len(seen.answers) == len(wanted):
+            seen.job.answer.set_result([seen.answers[recipe] for recipe in wanted])
 
 
 def _tower(seen: _Seen) -> Hashable:
     question, pixels = seen.job.question, seen.job.pixels
-    return question.wording.model, pixels.dtype, question.recipe.needs_hidden
+    return question.wording.model, pixels.dtype, question.needs_hidden
 
 
-def _recipe(seen: _Seen) -> Hashable:
-    return id(seen.classifier), seen.job.question.recipe, len(seen.job.pixels)
+def _recipe(part: _Part) -> Hashable:
+    return id(part.seen.classifier), part.recipe, len(part.seen.job.pixels)
 
 
 def _alike(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
@@ -132,7 +166,8 @@ def _attempt(items: Sequence[T], work: Callable[[Sequence[T]], None], job: Calla
         work(items)
     except Exception as error:  # noqa: BLE001 - whatever it is belongs to a request, and the worker must go on
         if len(items) == 1:
-            job(items[0]).answer.set_exception(error)
+            if not job(items[0]).answer.done():  # another of its methods may have failed before
+                job(items[0]).answer.set_exception(error)
         else:
             for item in items:
                 _attempt([item], work, job)

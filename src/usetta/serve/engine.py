@@ -11,17 +11,22 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from threading import Thread
+from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from usetta.classifier import Prediction
+from usetta.classifier import Explanation, Prediction
 from usetta.coop import load_context, template_of
 from usetta.images import open_image, picture_id
 from usetta.models import Model, ModelError, load_model
 from usetta.serve.batch import Job, Question, solve
 from usetta.serve.errors import ApiError
 from usetta.serve.intake import Upload
+from usetta.serve.lanes import Lanes
 from usetta.serve.metrics import Metrics
 from usetta.serve.queue import Line, Room
 from usetta.serve.settings import Settings
@@ -55,6 +60,8 @@ class Engine:
         self._room = Room(settings.views_ahead)
         self._worker = Thread(target=self._work, name="usetta-model", daemon=True)
         self._pace = 0.1
+        self.seconds_per_view: float | None = None
+        """Of late; None before the first answer."""
 
     def start(self) -> None:
         """Begin to load the models, and to answer once they are there."""
@@ -104,17 +111,28 @@ class Engine:
         self._metrics.queue.set(self.taken)
 
     async def answer(self, question: Question, upload: Upload) -> Prediction:
-        """The answer about one picture; ImageError and RefusedError say what is wrong with either.
+        """The answer of the first method about one picture; ImageError and RefusedError tell what is wrong with either.
 
         A caller who no longer wants it cancels, and the picture leaves the line unless it is being worked on.
         """
-        views = 1 if question.recipe.weak_only else question.views
+        _, answers = await self._answers(question, upload)
+        return answers[0]
+
+    async def explain(self, question: Question, upload: Upload) -> list[Explanation]:
+        """The answer of every method about one picture, with the views that it comes from; errors as in `answer`."""
+        pixels, answers = await self._answers(question, upload)
+        pictures = await asyncio.get_running_loop().run_in_executor(self.pool, _as_pictures, pixels)
+        names = [recipe.name for recipe in question.recipes]
+        return [Explanation(each, name, pictures) for each, name in zip(answers, names, strict=True)]
+
+    async def _answers(self, question: Question, upload: Upload) -> tuple[Tensor, list[Prediction]]:
+        views = 1 if question.weak_only else question.views
         async with self._room.take(views):
             loop = asyncio.get_running_loop()
             pixels = await loop.run_in_executor(self.pool, self._look, replace(question, views=views), upload)
             job = Job(question, upload.source, pixels)
             self._line.put(job)
-            return await asyncio.wrap_future(job.answer)
+            return pixels, await asyncio.wrap_future(job.answer)
 
     def _look(self, question: Question, upload: Upload) -> Tensor:
         """The views of a picture, as `Classifier` makes them."""
@@ -125,29 +143,35 @@ class Engine:
 
     def _work(self) -> None:
         try:
-            texts = Texts(self.models, self.settings.text_bytes, self._load())
+            texts, lanes = Texts(self.models, self.settings.text_bytes, self._load()), Lanes()
             self.ready = True
             while jobs := self._line.take(self.settings.batch_views):
-                self._solve(jobs, texts)
+                self._solve(jobs, texts, lanes)
                 del jobs  # else the views stay in memory until the next request
+            lanes.close()
         except Exception as error:  # noqa: BLE001 - whatever it is, the server must know and stop
             self.ready, self.failure = False, error
 
-    def _solve(self, jobs: list[Job], texts: Texts) -> None:
+    def _solve(self, jobs: list[Job], texts: Texts, lanes: Lanes) -> None:
         start = time.perf_counter()
-        solve(jobs, self.models, texts)
+        busy = len(jobs) > 1 or self.taken > 1
+        solve(jobs, self.models, texts, partial(lanes.encode, spread=busy))
         texts.trim()
-        self._pace += 0.1 * ((time.perf_counter() - start) / len(jobs) - self._pace)
+        seconds = time.perf_counter() - start
+        self._pace += 0.1 * (seconds / len(jobs) - self._pace)
+        per_view = seconds / sum(len(job.pixels) for job in jobs)
+        before = per_view if self.seconds_per_view is None else self.seconds_per_view
+        self.seconds_per_view = before + 0.3 * (per_view - before)
         self._metrics.batches.observe(len(jobs))
         self._metrics.text_lists.set(len(texts))
         self._metrics.text_bytes.set(texts.nbytes)
 
     def _load(self) -> Learned | None:
         settings = self.settings
-        first = self._given or load_model(settings.model)
+        first = self._given or load_model(settings.model, precision=settings.precision, device=settings.device)
         self.models[first.name] = first
         for name in settings.also:
-            model = load_model(name, offline=True)
+            model = load_model(name, precision=settings.precision, device=settings.device, offline=True)
             if model.name in self.models:
                 raise ModelError(f"two models are called {model.name}: {name} and one before it")
             self.models[model.name] = model
@@ -155,3 +179,9 @@ class Engine:
         if settings.context is None:
             return None
         return Learned(first.name, load_context(settings.context, first), template_of(settings.context))
+
+
+def _as_pictures(pixels: Tensor) -> np.ndarray[Any, Any]:
+    """Views (N, 3, S, S) as pictures (N, S, S, 3) of bytes."""
+    shown = pixels if pixels.dtype == torch.uint8 else (pixels * 255).round().to(torch.uint8)
+    return shown.permute(0, 2, 3, 1).numpy()

@@ -5,6 +5,8 @@ the server stops; `Keys` asks for a key; `BodyLimit` counts its bytes while they
 """
 
 import asyncio
+import base64
+import binascii
 import hmac
 import logging
 import time
@@ -21,6 +23,8 @@ from usetta.serve.metrics import Metrics
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 """What those who look after the server may see without a key, and while it stops."""
+QUIET_ROUTES = frozenset({"/assets/{path:path}", "/static/{path:path}"})
+"""The page's own files, dozens for each visit, which the log does not tell of."""
 
 _log = logging.getLogger("usetta.serve")
 
@@ -69,7 +73,8 @@ class Watch:
         self._metrics.requests.labels(route, status).inc()
         self._metrics.seconds.labels(route).observe(seconds)
         said = {"id": request_id, "verb": scope["method"], "route": route, "status": status}
-        _log.info("request", extra={"fields": {**said, "ms": round(seconds * 1000, 1), **notes(scope)}})
+        level = logging.DEBUG if route in QUIET_ROUTES and status < 400 else logging.INFO
+        _log.log(level, "request", extra={"fields": {**said, "ms": round(seconds * 1000, 1), **notes(scope)}})
 
 
 class Leaving:
@@ -89,7 +94,11 @@ class Leaving:
 
 
 class Keys:
-    """Only those who have a key, if there are keys."""
+    """Only those who have a key, if there are keys.
+
+    A browser that asks for the page is told to ask for a password, which is a key under any name; it then sends it with
+    everything that the page loads.
+    """
 
     def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
         self._app = app
@@ -105,13 +114,17 @@ class Keys:
             await self._app(scope, receive, send)
             return
         message = "send a key, as 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"
-        error = ApiError(401, "unauthorized", message, headers={"www-authenticate": "Bearer"})
+        scheme = 'Basic realm="usetta: the password is a key", charset="UTF-8"' if scope["path"] == "/" else "Bearer"
+        error = ApiError(401, "unauthorized", message, headers={"www-authenticate": scheme})
         await error.response()(scope, receive, send)
 
     def _known(self, headers: Headers) -> bool:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         sent = given.encode("latin-1")  # how headers are decoded, so that these are the bytes that were sent
+        if scheme.lower() == "basic":
+            with suppress(binascii.Error, ValueError):
+                sent = base64.b64decode(token.strip(), validate=True).partition(b":")[2]
         return sum(hmac.compare_digest(sent, key) for key in self._keys) > 0  # all of them, to take the same time
 
 

@@ -58,11 +58,12 @@ class Asked:
     uploads: tuple[Upload, ...]
 
 
-def check_content_type(content_type: str, encoding: str) -> None:
+def check_content_type(content_type: str, encoding: str, known: tuple[str, ...] = (FORM, JSON)) -> None:
     """Refuse a body that could not be understood, before it is read."""
     kind = content_type.partition(";")[0].strip().lower()
-    if kind not in (JSON, FORM):
-        raise ApiError(415, "unsupported_media_type", f"send {FORM} or {JSON}, not {kind[:100] or 'a body of no type'}")
+    if kind not in known:
+        message = f"send {' or '.join(known)}, not {kind[:100] or 'a body of no type'}"
+        raise ApiError(415, "unsupported_media_type", message)
     if encoding.strip().lower() not in ("", "identity"):
         raise ApiError(415, "unsupported_media_type", "send the body as it is, without a content encoding")
 

@@ -41,6 +41,10 @@ class Settings:
 
     model: str = "auto"
     """The model that answers unless a request names another."""
+    precision: str = "fp32"
+    """Of the image towers: fp32, bf16, fp16 or int8."""
+    device: str | None = None
+    """Where models compute; by default on the CPU."""
     also: tuple[str, ...] = ()
     """Other models that a request may name. They are loaded at the start, from this machine alone."""
     context: Path | None = None
@@ -48,6 +52,8 @@ class Settings:
     keys: tuple[str, ...] = field(default=(), repr=False)
     """Keys that open the server; without any it is open to all who reach it."""
     limits: Limits = Limits()
+    page: bool = True
+    """Whether there is a web page at `/` beside the API."""
     threads: int = 2
     """Threads that decode pictures and make views."""
     batch_views: int = 64

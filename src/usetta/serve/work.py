@@ -1,7 +1,7 @@
 """The way of a request from its body to its answer: in a place, in time, and as long as the caller is there."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -11,6 +11,7 @@ from starlette.responses import Response
 from usetta import methods
 from usetta.images import ImageError
 from usetta.prompts import TEMPLATES
+from usetta.recipe import Recipe
 from usetta.serve.batch import Question, RefusedError
 from usetta.serve.engine import Engine
 from usetta.serve.errors import ApiError, unreadable
@@ -27,47 +28,49 @@ GONE = 499
 
 
 async def attend(
+    request: Request, engine: Engine, respond: Callable[[bytes], Coroutine[Any, Any, Response]]
+) -> Response:
+    """What `respond` makes of the body of a request, which has a place and its time.
+
+    The place is taken before the body is read, so that the bodies in memory are as many as the places.
+    """
+    seconds, arrived = engine.settings.limits.seconds, False
+    with engine.place():
+        try:
+            async with asyncio.timeout(seconds):
+                body = b"".join([chunk async for chunk in request.stream()])
+                arrived = True
+                return await _while_there(request, respond(body))
+        except TimeoutError:
+            raise _late(seconds, arrived) from None
+        except ClientDisconnect:
+            return Response(status_code=GONE)
+
+
+async def attend_question(
     request: Request,
     engine: Engine,
     read: Callable[[str, bytes], Asked],
     respond: Callable[[Asked, Question], Coroutine[Any, Any, Response]],
 ) -> Response:
-    """The response to a request whose body is understood by `read`, in a thread, and answered by `respond`.
-
-    The place is taken before the body is read, so that the bodies in memory are as many as the places.
-    """
+    """The response to a request whose body is understood by `read`, in a thread, and answered by `respond`."""
     content_type = request.headers.get("content-type", "")
     check_content_type(content_type, request.headers.get("content-encoding", ""))
-    limits = engine.settings.limits
-    arrived = False
 
-    async def process() -> Response:
+    async def process(body: bytes) -> Response:
         asked = await asyncio.get_running_loop().run_in_executor(engine.pool, read, content_type, body)
-        question = ask(asked.options, engine, limits)
-        notes(request.scope).update(method=question.recipe.name, views=question.views, pictures=len(asked.uploads))
+        question = ask(asked.options, engine)
+        (recipe,) = question.recipes
+        notes(request.scope).update(method=recipe.name, views=question.views, pictures=len(asked.uploads))
         return await respond(asked, question)
 
-    with engine.place():
-        try:
-            async with asyncio.timeout(limits.seconds):
-                body = b"".join([chunk async for chunk in request.stream()])
-                arrived = True
-                return await _while_there(request, process())
-        except TimeoutError:
-            raise _late(limits.seconds, arrived) from None
-        except ClientDisconnect:
-            return Response(status_code=GONE)
+    return await attend(request, engine, process)
 
 
-def ask(options: Options, engine: Engine, limits: Limits) -> Question:
-    """The question that `options` ask, if they are within the limits that need the library to be known."""
-    try:
-        recipe = methods.get(options.method)
-    except ValueError as error:
-        raise ApiError(422, "invalid_method", str(error), field="method") from error
-    if recipe.tunes and recipe.steps > limits.steps:
-        message = f"method: {recipe.steps} steps are more than the limit of {limits.steps}"
-        raise ApiError(422, "invalid_method", message, field="method")
+def ask(options: Options, engine: Engine, *, also: Sequence[str] = ()) -> Question:
+    """The question that `options` ask, of other methods `also`, within the limits that need the library to be known."""
+    limits = engine.settings.limits
+    recipes = tuple(dict.fromkeys(_recipe(method, limits) for method in (options.method, *also)))
     model = options.model or engine.default
     if model not in engine.models:
         message = f"model: this server does not have {model!r}; it has {', '.join(engine.models)}"
@@ -78,7 +81,18 @@ def ask(options: Options, engine: Engine, limits: Limits) -> Question:
         message = f"templates: {count} are more than the limit of {limits.templates}"
         raise ApiError(422, "invalid_request", message, field="templates")
     wording = Wording(model, tuple(options.classes), templates)
-    return Question(wording, recipe, options.views, options.augmix, options.seed)
+    return Question(wording, recipes, options.views, options.augmix, options.seed)
+
+
+def _recipe(method: str, limits: Limits) -> Recipe:
+    try:
+        recipe = methods.get(method)
+    except ValueError as error:
+        raise ApiError(422, "invalid_method", str(error), field="method") from error
+    if recipe.tunes and recipe.steps > limits.steps:
+        message = f"method: {recipe.steps} steps are more than the limit of {limits.steps}"
+        raise ApiError(422, "invalid_method", message, field="method")
+    return recipe
 
 
 async def answer_one(engine: Engine, asked: Asked, question: Question, place: int = 0) -> dict[str, Any] | ApiError:
@@ -91,7 +105,7 @@ async def answer_one(engine: Engine, asked: Asked, question: Question, place: in
     except RefusedError as error:
         raise ApiError(422, "invalid_request", str(error)) from error
     answer = found.as_dict(asked.options.top)
-    told = {"source": answer.pop("source"), "model": question.wording.model, "method": question.recipe.name}
+    told = {"source": answer.pop("source"), "model": question.wording.model, "method": question.recipes[0].name}
     return told | answer
 
 
