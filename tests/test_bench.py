@@ -1,6 +1,7 @@
 """What methods cost is measured for each of them, told as ratios, and beside the paper's."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,13 @@ def test_a_method_costs_what_its_stages_cost_and_its_own_part(job: bench.Job) ->
     assert list(costs.seconds) == ["clip", bench.CLIP_64, "se", "use"]
     assert [line.partition(":")[0] for line in told] == list(costs.seconds)
     assert costs.memory == {}
+
+
+def test_what_a_model_cannot_run_is_left_out(job: bench.Job) -> None:
+    told: list[str] = []
+    costs = bench.measure(replace(job, precision="int8"), repeat=1, memory=False, say=told.append)
+    assert list(costs.seconds) == [name for name in bench.METHODS if name != "ttl"]
+    assert told[0].startswith("without ttl: TTL tunes the image tower")
 
 
 def test_memory_is_that_of_a_process_of_its_own(job: bench.Job) -> None:

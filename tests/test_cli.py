@@ -1,5 +1,6 @@
 """The command line as a user meets it: what it prints, where, and how it exits."""
 
+import copy
 import csv
 import io
 import json
@@ -19,6 +20,7 @@ from usetta.cli import app
 from usetta.images import open_image
 from usetta.models.checkpoints import save_model
 from usetta.models.clip import CLIP
+from usetta.models.precision import prepare
 
 CLASSES = "tabby cat,red fox,golden retriever"
 
@@ -51,6 +53,36 @@ def test_json_is_one_object_per_line(options: list[object], pictures: list[Path]
         assert len(row["ranked"]) == 2
         assert row["ranked"][0] == {"label": row["label"], "probability": row["probability"]}
         assert len(row["why"]["entropies"]) == 8
+
+
+def test_precision_reaches_the_image_tower(options: list[object], pictures: list[Path], tiny_model: CLIP) -> None:
+    small = copy.deepcopy(tiny_model)
+    prepare(small, "int8")
+    expected, exact = (Classifier(CLASSES.split(","), model, views=8)(pictures) for model in (small, tiny_model))
+    assert [each.confidence for each in expected] != [each.confidence for each in exact]
+    result = usetta("classify", *pictures, *options, "--json", "--precision", "int8")
+    found = [json.loads(line)["probability"] for line in result.stdout.splitlines()]
+    assert found == pytest.approx([each.confidence for each in expected], abs=2e-6)
+    assert usetta("explain", pictures[0], *options, "--precision", "int8", "--json").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "message"),
+    [
+        (["--precision", "fp8"], 2, "usetta: unknown precision 'fp8'; known are fp32, bf16, fp16, int8"),
+        (["--precision", "fp16"], 1, "usetta: fp16 is for GPUs; on a CPU use fp32, bf16 or int8"),
+        (["--precision", "int8", "--method", "ttl"], 2, "usetta: TTL tunes the image tower, which it cannot do"),
+        (["--device", "toaster"], 1, "usetta: there is no device 'toaster'"),
+        (["--device", "cuda:17"], 1, "usetta: there is no device 'cuda:17'"),
+    ],
+)
+def test_how_a_model_cannot_compute_is_told(
+    options: list[object], pictures: list[Path], given: list[str], code: int, message: str
+) -> None:
+    result = usetta("classify", *pictures, *options, *given)
+    assert result.exit_code == code
+    assert message in result.stderr
+    assert result.stdout == ""
 
 
 def test_csv_has_a_header_and_a_row_per_picture(options: list[object], pictures: list[Path]) -> None:

@@ -49,6 +49,9 @@ class Job:
     classes: int = 100
     views: int = 64
     augmix: bool = True
+    precision: str = "fp32"
+    device: str | None = None
+    compiled: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,15 +68,16 @@ class Costs:
 
 def measure(
     job: Job,
-    methods: Sequence[str] = METHODS,
+    methods: Sequence[str] = (),
     *,
     repeat: int = 3,
     memory: bool = True,
     say: Callable[[str], object] = lambda text: None,
 ) -> Costs:
-    """Measure methods one after the other; `say` hears of each as soon as it is done."""
+    """Measure methods, by default all that the model can run; `say` hears of each as soon as it is done."""
     model = _load(job)
-    names = [name if name == CLIP_64 else known.get(name).name for name in methods]
+    chosen = methods or _possible(model, say)
+    names = [name if name == CLIP_64 else known.get(name).name for name in chosen]
     prompts = ClassPrompts(model.text, class_names(job.classes))
     for name in names:
         check(_recipe(name), model, prompts, job.views)
@@ -143,6 +147,15 @@ def class_names(count: int) -> list[str]:
     return [f"{' '.join(rng.choices(words.split(), k=rng.choice((1, 1, 2))))} {i}" for i in range(count)]
 
 
+def _possible(model: Model, say: Callable[[str], object]) -> list[str]:
+    try:
+        model.tail()
+    except ValueError as error:
+        say(f"without ttl: {error}")
+        return [name for name in METHODS if name != "ttl"]
+    return list(METHODS)
+
+
 def _recipe(name: str) -> Recipe:
     recipe = known.get("clip" if name == CLIP_64 else name)
     return replace(recipe, skip=False)
@@ -151,7 +164,9 @@ def _recipe(name: str) -> Recipe:
 def _load(job: Job) -> Model:
     with warnings.catch_warnings():  # that weights are random was asked for
         warnings.simplefilter("ignore")
-        return load_model(job.model, weights=job.weights)
+        return load_model(
+            job.model, weights=job.weights, precision=job.precision, device=job.device, compiled=job.compiled
+        )
 
 
 @cache

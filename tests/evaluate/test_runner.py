@@ -130,7 +130,7 @@ def test_facts_tell_what_the_rows_depend_on(model: CLIP, things: Dataset, tmp_pa
             "model": {
                 "name": "four-blocks",
                 "fingerprint": model.fingerprint,
-                "precision": "float32",
+                "precision": "fp32",
                 "logit_scale": 60.0,
             },
             "views": {"views": VIEWS, "size": 32, "scale": [0.08, 1.0], "ratio": [3 / 4, 4 / 3], "severity": 1.0},
@@ -347,7 +347,7 @@ def _other_weights(folder: Path) -> dict[str, Any]:
 
 CHANGES: dict[str, tuple[Change, str]] = {
     "weights": (_other_weights, "another model: fingerprint was"),
-    "precision": (lambda folder: {"model": four_blocks().to(torch.bfloat16)}, "precision was 'float32' and is 'bfl"),
+    "precision": (lambda folder: {"model": four_blocks().to(torch.bfloat16)}, "precision was 'fp32' and is 'bf16"),
     "views": (lambda folder: {"setting": replace(SETTING, views=9)}, "another views: views was 12 and is 9"),
     "template": (
         lambda folder: {"setting": replace(SETTING, templates=("a picture of the {}.",))},

@@ -67,7 +67,7 @@ def make_run(
         store.fix("data set", name, facts | (sets or {}).get(name, {}))
         store.note("classes", name, CLASSES)
     shape = {"size": 224, "scale": [0.08, 1.0], "ratio": [0.75, 4 / 3], "severity": 1.0}
-    store.fix("run", "model", {"name": model, "fingerprint": "0", "precision": "float32", "logit_scale": 100.0})
+    store.fix("run", "model", {"name": model, "fingerprint": "0", "precision": "fp32", "logit_scale": 100.0})
     store.fix("run", "views", {"views": views, **shape})
     store.fix("run", "prompt", {"templates": list(templates), "context": context})
     return store

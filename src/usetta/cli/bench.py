@@ -5,13 +5,16 @@ from typing import Annotated
 
 import typer
 
-from usetta.cli.app import AsJson, ModelName, app, clear_errors, say, split
+from usetta.cli.app import AsJson, Compiled, Device, ModelName, Precision, app, clear_errors, say, split
 
 
 @app.command()
 def bench(
     methods: Annotated[str, typer.Option("--methods", "-m", help="Methods; by default those of the paper.")] = "",
     model: ModelName = "auto",
+    precision: Precision = "fp32",
+    device: Device = None,
+    compiled: Compiled = False,
     weights: Annotated[
         str | None, typer.Option(help="'random', to measure an architecture whose weights are not at hand.")
     ] = None,
@@ -34,9 +37,8 @@ def bench(
     from usetta.report.tables import terminal
 
     with clear_errors():
-        job = measuring.Job(model, weights, classes, views, augmix)
-        names = split(methods) or measuring.METHODS
-        costs = measuring.measure(job, names, repeat=repeat, memory=memory, say=say)
+        job = measuring.Job(model, weights, classes, views, augmix, precision, device, compiled)
+        costs = measuring.measure(job, split(methods), repeat=repeat, memory=memory, say=say)
         if as_json:
             typer.echo(json.dumps({"job": asdict(job), **asdict(costs)}, indent=1))
             return

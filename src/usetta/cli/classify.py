@@ -12,9 +12,12 @@ from usetta.cli.app import (
     AsJson,
     AugMix,
     Classes,
+    Compiled,
     ContextFile,
+    Device,
     Method,
     ModelName,
+    Precision,
     Seed,
     Templates,
     ViewsOrAdaptive,
@@ -23,18 +26,33 @@ from usetta.cli.app import (
     print_rows,
     say,
 )
+from usetta.cli.bulk import classify_to, refuse_without_out
+from usetta.cli.engines import Address, CpusPerWorker, EngineName, GpusPerWorker, Workers, loader, read_engine
 from usetta.progress import track
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from usetta.bulk.run import Setting
     from usetta.classifier import Classifier, Prediction
+    from usetta.models import Model
 
 
 @app.command()
 def classify(
-    paths: Annotated[list[Path], typer.Argument(help="Pictures, or folders of pictures.", metavar="PATH")],
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            help="Pictures, or folders of pictures. With --out also patterns, lists (@FILE), Parquet, tars and URLs.",
+            metavar="PATH",
+        ),
+    ],
     classes: Classes,
     method: Method = "se",
     model: ModelName = "auto",
+    precision: Precision = "fp32",
+    device: Device = None,
+    compiled: Compiled = False,
     template: Templates = None,
     context: ContextFile = None,
     views: ViewsOrAdaptive = "64",
@@ -43,18 +61,41 @@ def classify(
     top: Annotated[int, typer.Option(help="How many classes to name per picture in JSON.", min=1)] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values with a header.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Directory of Parquet files; the same command continues it.")
+    ] = None,
+    column: Annotated[str | None, typer.Option(help="Column of Parquet files that holds paths or bytes.")] = None,
+    engine: EngineName = "local",
+    address: Address = "auto",
+    workers: Workers = None,
+    cpus_per_worker: CpusPerWorker = 1,
+    gpus_per_worker: GpusPerWorker = 0,
 ) -> None:
-    """Classify pictures. A bad picture is reported and skipped; the exit code is then 1."""
+    """Classify pictures. A bad picture is reported and skipped; the exit code is then 1.
+
+    With --out, answers go to Parquet files instead of standard output, and work may be done on a cluster.
+    """
     from usetta.images import ImageError, find_images
 
     if as_json and as_csv:
         raise typer.BadParameter("choose one of --json and --csv")
+    if out is not None and (as_json or as_csv):
+        raise typer.BadParameter("--out writes Parquet; leave --json and --csv out")
     with clear_errors():
+        where = read_engine(engine, address, workers, cpus_per_worker, gpus_per_worker)
+        load = loader(model, precision=precision, device=device, compiled=compiled)
+        if out is not None:
+            setting = _setting(classes, method, template, context, _views(views), seed, augmix, top)
+            classify_to(out, paths, setting, context, load, where, column)
+            return
+        if where is not None:
+            raise ValueError("answers from a cluster go to files: say where with --out DIR")
+        refuse_without_out(paths)
         try:
             pictures = find_images(paths)
         except ImageError as error:
             raise ValueError(str(error)) from error
-        classifier = _classifier(classes, method, model, template, context, _views(views), seed, augmix)
+        classifier = _classifier(classes, method, load, template, context, _views(views), seed, augmix)
     write = _json_writer(top) if as_json else _csv_writer() if as_csv else _text_writer(pictures)
     failed = 0
     with clear_errors():
@@ -76,6 +117,8 @@ def explain(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Figure to write (.png, .svg, .pdf).")] = None,
     method: Method = "se",
     model: ModelName = "auto",
+    precision: Precision = "fp32",
+    device: Device = None,
     template: Templates = None,
     context: ContextFile = None,
     views: ViewsOrAdaptive = "64",
@@ -94,7 +137,8 @@ def explain(
             raise ValueError(f"cannot write a figure as {target.name!r}: use .png, .svg, .pdf or .jpg")
         if not target.parent.is_dir():
             raise ValueError(f"no folder {str(target.parent)!r} to write the figure to")
-        classifier = _classifier(classes, method, model, template, context, _views(views, least=2), seed, augmix)
+        load = loader(model, precision=precision, device=device)
+        classifier = _classifier(classes, method, load, template, context, _views(views, least=2), seed, augmix)
         explanation = classifier.explain(image)
         explanation.save(target, shown)
     if as_json:
@@ -149,7 +193,7 @@ def demo(
 def _classifier(
     classes: str,
     method: str,
-    model: str,
+    load: "Callable[[], Model]",
     template: list[str] | None,
     context: Path | None,
     views: "int | Literal['adaptive']",
@@ -159,16 +203,35 @@ def _classifier(
     from usetta import methods
     from usetta.classifier import Classifier
     from usetta.coop import template_of
-    from usetta.models import load_model
     from usetta.prompts import DEFAULT_TEMPLATE
 
     names, recipe = _read_classes(classes), methods.get(method)  # before the slow part, so that a typo is told at once
     templates = template or (template_of(context) if context else DEFAULT_TEMPLATE)
-    loaded = load_model(model)
+    loaded = load()
     say(f"model: {loaded.name}")
     return Classifier(
         names, loaded, recipe, templates=templates, context=context, views=views, seed=seed, augmix=augmix
     )
+
+
+def _setting(
+    classes: str,
+    method: str,
+    template: list[str] | None,
+    context: Path | None,
+    views: "int | Literal['adaptive']",
+    seed: int,
+    augmix: bool,
+    top: int,
+) -> "Setting":
+    from usetta import methods
+    from usetta.bulk.run import Setting
+    from usetta.coop import template_of
+    from usetta.prompts import DEFAULT_TEMPLATE
+
+    templates = tuple(template or [template_of(context) if context else DEFAULT_TEMPLATE])
+    names = tuple(_read_classes(classes))
+    return Setting(names, methods.get(method), templates, views=views, augmix=augmix, seed=seed, top=top)
 
 
 def _views(text: str, least: int = 1) -> "int | Literal['adaptive']":

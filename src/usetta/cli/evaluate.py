@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from usetta.cli.app import ContextFile, app, clear_errors, print_rows, read_seeds, say
+from usetta.cli.app import ContextFile, Device, Precision, app, clear_errors, print_rows, read_seeds, say
+from usetta.cli.engines import loader
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from usetta.data import Dataset
     from usetta.evaluate.runner import Summary
     from usetta.evaluate.store import Store
@@ -73,6 +76,8 @@ def reproduce(
     listed: Annotated[bool, typer.Option("--list", help="List the tables and figures, and what they take.")] = False,
     data: Annotated[Path | None, typer.Option("--data", help="Folder of the data sets.", envvar="USETTA_DATA")] = None,
     model: Annotated[str | None, typer.Option("--model", help="Another model than the paper's.")] = None,
+    precision: Precision = "fp32",
+    device: Device = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Directory of the run; by default one in runs/ for each model.")
     ] = None,
@@ -111,7 +116,8 @@ def reproduce(
         for each in models:
             folder = _folder(item, each, out, alone=len(models) == 1)
             if sets:
-                done = _measure(item, sets, each, folder, numbers, pictures, context, cache)
+                load = loader(each, precision=precision, device=device)
+                done = _measure(item, sets, load, folder, numbers, pictures, context, cache)
                 bad += done.bad if done else 0
             with Store(folder, create=False) as store:
                 drawn &= _show(item, store, shape)
@@ -202,7 +208,7 @@ def _folder(item: "Item", model: str, out: Path | None, *, alone: bool) -> Path:
 def _measure(
     item: "Item",
     sets: "list[Dataset]",
-    model: str,
+    load: "Callable[[], Model]",
     out: Path,
     seeds: tuple[int, ...],
     pictures: int | None,
@@ -212,7 +218,6 @@ def _measure(
     """Compute what the run lacks, if anything."""
     from usetta.evaluate.runner import Setting, evaluate
     from usetta.evaluate.store import FILE, Store
-    from usetta.models import load_model
     from usetta.report.reproduce import needed
 
     sizes = {each.name: min(len(each), pictures or len(each)) for each in sets}
@@ -221,7 +226,7 @@ def _measure(
             missing = needed(item, store, seeds=seeds, pictures=sizes)
         if not any(each.dataset in sizes for each in missing):
             return None
-    loaded = load_model(model)
+    loaded = load()
     methods = _possible(item, loaded)
     say(f"model: {loaded.name}, {', '.join(f'{each.name} ({sizes[each.name]} pictures)' for each in sets)}")
     try:

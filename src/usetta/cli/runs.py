@@ -5,7 +5,31 @@ from typing import Annotated
 
 import typer
 
-from usetta.cli.app import ContextFile, ModelName, Templates, Views, app, clear_errors, read_seeds, say, split
+from usetta.cli.app import (
+    Compiled,
+    ContextFile,
+    Device,
+    ModelName,
+    Precision,
+    Templates,
+    Views,
+    app,
+    clear_errors,
+    read_seeds,
+    say,
+    split,
+)
+from usetta.cli.engines import (
+    Address,
+    CpusPerWorker,
+    EngineName,
+    GpusPerWorker,
+    Workers,
+    answers_alone,
+    for_workers,
+    loader,
+    read_engine,
+)
 
 
 @app.command("eval")
@@ -19,6 +43,9 @@ def evaluate(
     ] = "",
     methods: Annotated[str, typer.Option("--methods", "-m", help="Methods to compare.")] = "clip,se,use",
     model: ModelName = "auto",
+    precision: Precision = "fp32",
+    device: Device = None,
+    compiled: Compiled = False,
     seeds: Annotated[str, typer.Option(help="Seeds of the views.")] = "0",
     template: Templates = None,
     context: ContextFile = None,
@@ -35,6 +62,11 @@ def evaluate(
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Pictures that go through a method together.", min=1)] = 8,
     threads: Annotated[int, typer.Option(help="Threads that decode pictures and make views.", min=1)] = 2,
+    engine: EngineName = "local",
+    address: Address = "auto",
+    workers: Workers = None,
+    cpus_per_worker: CpusPerWorker = 1,
+    gpus_per_worker: GpusPerWorker = 0,
 ) -> None:
     """Measure methods on data sets, and print a table. Stopped, the same command goes on; more can be added to it.
 
@@ -46,31 +78,36 @@ def evaluate(
     from usetta.evaluate.runner import Setting
     from usetta.evaluate.runner import evaluate as run
     from usetta.evaluate.store import Store
-    from usetta.models import load_model
     from usetta.report.results import accuracy_table
     from usetta.report.tables import terminal
 
     with clear_errors():
         sets = load_datasets(split(datasets), data)
         numbers = read_seeds(seeds)
-        loaded = load_model(model)
-        judge = load_model(reward) if reward else None
+        where = read_engine(engine, address, workers, cpus_per_worker, gpus_per_worker)
+        computing = {"precision": precision, "device": device, "compiled": compiled}
+        load, load_reward = loader(model, **computing), loader(reward, **computing) if reward else None
+        loaded, judge = load(), load_reward() if load_reward else None
         say(f"model: {loaded.name}, {', '.join(f'{each.name} ({len(each)} pictures)' for each in sets)}")
         try:
-            done = run(
-                loaded,
-                sets,
-                split(methods),
-                out,
-                Setting(views=views, templates=tuple(template or ()), context=context, augmix=augmix),
-                seeds=numbers,
-                pictures=pictures,
-                reward=judge,
-                cache=cache,
-                batch_size=batch_size,
-                threads=threads,
-                say=say,
-            )
+            with answers_alone():
+                done = run(
+                    loaded,
+                    sets,
+                    split(methods),
+                    out,
+                    Setting(views=views, templates=tuple(template or ()), context=context, augmix=augmix),
+                    seeds=numbers,
+                    pictures=pictures,
+                    reward=judge,
+                    cache=cache,
+                    batch_size=batch_size,
+                    threads=threads,
+                    engine=where,
+                    load=for_workers(load, gpus_per_worker),
+                    load_reward=for_workers(load_reward, gpus_per_worker) if load_reward else None,
+                    say=say,
+                )
         except KeyboardInterrupt:
             say(f"usetta: stopped; what was computed is in {out}, and the same command goes on")
             raise typer.Exit(130) from None

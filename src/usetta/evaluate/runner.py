@@ -2,17 +2,15 @@
 
 The plan of a run is what its store lacks. It is cut into tasks by the place of the pictures in their data set, and a
 task is written whole or not at all, so a run that was killed goes on with the very same tasks and ends with the very
-same rows.
+same rows. An engine says where tasks are done; the store is written here alone, whoever did them and in any order.
 """
 
 import hashlib
-import shlex
-import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +19,18 @@ from torch import Tensor
 from usetta import methods as known
 from usetta.coop import load_context, template_of
 from usetta.data import DataError, Dataset
+from usetta.engines import Engine, Lost, ThisProcess
+from usetta.engines.model import SameModel
 from usetta.episode import check
+from usetta.evaluate.diary import Diary, Scores
 from usetta.evaluate.features import FeatureCache
-from usetta.evaluate.provenance import peak_memory, provenance
-from usetta.evaluate.store import Store
-from usetta.evaluate.work import Outcome, Subject, Task, Worker
+from usetta.evaluate.orders import Asked, Order, OrderHand
+from usetta.evaluate.store import Bad, Store
+from usetta.evaluate.work import Outcome, Subject, Worker
 from usetta.models import Model
 from usetta.progress import bar
 from usetta.prompts import DEFAULT_TEMPLATE, TEMPLATES, ClassPrompts
+from usetta.recipe import Recipe
 from usetta.views import ViewRecipe
 
 _SHOWN = 4
@@ -75,6 +77,9 @@ def evaluate(
     cache: Path | None = None,
     batch_size: int = 8,
     threads: int = 2,
+    engine: Engine | None = None,
+    load: Callable[[], Model] | None = None,
+    load_reward: Callable[[], Model] | None = None,
     say: Callable[[str], object] = lambda text: None,
     progress: bool | None = None,
 ) -> Summary:
@@ -82,7 +87,8 @@ def evaluate(
 
     `pictures`: only so many of each data set, evenly spread over its list. `reward`: the judge for methods that learn
     from rewards, otherwise the model itself. `cache`: a folder for features of views. `batch_size` pictures go through
-    a method together, `threads` make views. What is done is told by `say`.
+    a method together, `threads` make views. `engine`: where this is done, by default here; workers elsewhere get the
+    models by `load` and `load_reward`, which are pickled. What is done is told by `say`.
     """
     setting = setting or Setting()
     if not methods or not seeds:
@@ -91,34 +97,49 @@ def evaluate(
         raise ValueError("batch_size, threads and the number of pictures must be at least 1")
     started = time.perf_counter()
     context = load_context(setting.context, model) if setting.context else None
-    subjects = [_subject(dataset, methods, model, setting, context, reward) for dataset in _by_name(datasets)]
-    with FeatureCache(cache) if cache else nullcontext() as features, Store(out) as store:
-        store.fix_all(_facts(subjects, model, setting, reward))
-        for subject in subjects:
-            store.note("classes", subject.dataset.name, subject.dataset.classes)
-            store.note("root", subject.dataset.name, str(subject.dataset.root))
-        plan = deque(
-            task
-            for subject in subjects
+    questions = [_question(dataset, methods, model, setting, context) for dataset in _by_name(datasets)]
+    subjects = {each.dataset.name: each.subject(model, reward) for each in questions}
+    for each in questions:
+        for recipe in each.recipes.values():
+            check(recipe, model, subjects[each.dataset.name].prompts, setting.views)
+    hire: Callable[[], OrderHand]
+    if engine is not None:
+        hire = _hire(questions, model, reward, load, load_reward, cache, threads)
+        subjects.clear()  # workers make their own
+    with FeatureCache(cache) if cache and engine is None else nullcontext() as features, Store(out) as store:
+        store.fix_all(_facts(questions, model, setting, reward))
+        for each in questions:
+            store.note("classes", each.dataset.name, each.dataset.classes)
+            store.note("root", each.dataset.name, str(each.dataset.root))
+        plan = [
+            order
+            for each in questions
             for seed in dict.fromkeys(seeds)
-            for task in _tasks(store, subject, seed, pictures, batch_size)
-        )
-        names = {subject.dataset.name for subject in subjects}
-        total, ends = sum(len(task.missing) for task in plan), _ends(plan)
-        del subjects, subject  # the plan alone holds them, and lets them go one after the other
-        worker = Worker(model, judge=reward, cache=features, threads=threads)
-        diary, scores = _Diary(store), _Scores(store)
-        with bar(total, "Evaluating", progress, speed=True) as tick, closing(worker.run(_taken(plan))) as outcomes:
-            for outcome, finishes in zip(outcomes, ends, strict=True):
-                scores.add(outcome)
+            for order in _orders(store, each, seed, pictures, batch_size)
+        ]
+        left: Counter[tuple[str, int]] = Counter()
+        for order in plan:
+            left[order.dataset, order.seed] += len(order.pictures)
+        if engine is None:
+            worker = Worker(model, judge=reward, cache=features, threads=threads)
+            engine, hire = ThisProcess(), lambda: OrderHand(worker, subjects.pop)  # which lets go of them one by one
+        diary, scores = Diary(store), Scores(store, {each.dataset.name: tuple(each.recipes) for each in questions})
+        with (
+            bar(sum(left.values()), "Evaluating", progress, speed=True) as tick,
+            closing(engine.run(hire, plan)) as results,
+        ):
+            for order, found in results:
+                outcome = Outcome(bad=_lost(order, found)) if isinstance(found, Lost) else found
+                scores.add(order, outcome)
                 store.add(outcome.rows, outcome.seen, outcome.bad)
-                diary.add(outcome)
+                diary.add(order, outcome)
                 for bad in outcome.bad:
                     say(f"{bad.dataset}: {bad.picture}: {bad.reason}")
-                if finishes:
-                    say(f"{outcome.task.subject.dataset.name}, seed {outcome.task.seed}: {scores.text()}")
-                tick(len(outcome.task.missing), scores.text(_SHOWN))
-        bad_pictures = sum(each.dataset in names for each in store.bad())
+                left[order.dataset, order.seed] -= len(order.pictures)
+                if not left[order.dataset, order.seed]:
+                    say(f"{order.dataset}, seed {order.seed}: {scores.text()}")
+                tick(len(order.pictures), scores.text(_SHOWN))
+        bad_pictures = sum(each.dataset in scores.methods for each in store.bad())
     return Summary(diary.pictures, diary.encoded, diary.rows, bad_pictures, time.perf_counter() - started)
 
 
@@ -134,8 +155,72 @@ def _by_name(datasets: Iterable[Dataset]) -> list[Dataset]:
     return list(found.values())
 
 
+@dataclass(frozen=True, eq=False)
+class _Question:
+    """A data set and what is asked about it; with a model it becomes a subject, here or elsewhere."""
+
+    dataset: Dataset
+    recipes: Mapping[str, Recipe]
+    views: ViewRecipe
+    templates: list[str]
+    context: Tensor | None
+
+    @property
+    def judged(self) -> bool:
+        return any(recipe.loss == "reward" for recipe in self.recipes.values())
+
+    def subject(self, model: Model, reward: Model | None) -> Subject:
+        classes = self.dataset.classes
+        prompts = ClassPrompts(model.text, classes, self.templates, self.context)
+        words = ClassPrompts((reward or model).text, classes, self.templates) if self.judged else None
+        return Subject(self.dataset, self.views, self.recipes, prompts, words)
+
+    def without_pictures(self) -> "_Question":
+        """As it travels: orders bring their pictures, of which a data set must have one."""
+        assert self.dataset.labels is not None
+        ids, labels = self.dataset.ids[:1], self.dataset.labels[:1]
+        return replace(self, dataset=replace(self.dataset, ids=ids, labels=labels, root=self.dataset.root.absolute()))
+
+
+@dataclass(frozen=True, eq=False)
+class _Hire:
+    """How a worker elsewhere comes by its hand; it travels."""
+
+    questions: Mapping[str, _Question]
+    load: SameModel
+    load_reward: SameModel | None
+    cache: Path | None
+    threads: int
+
+    def __call__(self) -> OrderHand:
+        model, reward = self.load(), self.load_reward() if self.load_reward else None
+        cache = FeatureCache(self.cache) if self.cache else None  # open as long as the worker lives
+        worker = Worker(model, judge=reward, cache=cache, threads=self.threads)
+        return OrderHand(worker, lambda name: self.questions[name].subject(model, reward))
+
+
+def _hire(
+    questions: Iterable[_Question],
+    model: Model,
+    reward: Model | None,
+    load: Callable[[], Model] | None,
+    load_reward: Callable[[], Model] | None,
+    cache: Path | None,
+    threads: int,
+) -> _Hire:
+    if load is None or (reward is not None and load_reward is None):
+        raise ValueError("workers of an engine load their models themselves: say how by load and load_reward")
+    judge = SameModel(load_reward, reward.fingerprint) if reward is not None and load_reward else None
+    travelling = {each.dataset.name: each.without_pictures() for each in questions}
+    return _Hire(travelling, SameModel(load, model.fingerprint), judge, cache and cache.absolute(), threads)
+
+
+def _lost(order: Order, found: Lost) -> list[Bad]:
+    return [Bad(order.dataset, each.id, found.reason) for each in order.pictures]
+
+
 def _facts(
-    subjects: Sequence[Subject], model: Model, setting: Setting, reward: Model | None
+    questions: Sequence[_Question], model: Model, setting: Setting, reward: Model | None
 ) -> Iterator[tuple[str, str, Any]]:
     """What the rows depend on, by kind and name: a run directory never mixes two of a kind."""
     varying = ("seed", "augmix")  # of the rows, and of the data sets
@@ -144,20 +229,20 @@ def _facts(
     yield "run", "model", _identity(model)
     yield "run", "views", views
     yield "run", "prompt", {"templates": _templates(setting), "context": context}
-    if any(subject.words is not None for subject in subjects):
+    if any(each.judged for each in questions):
         yield "run", "reward", _identity(reward) if reward else None
-    for subject in subjects:
-        dataset = subject.dataset
+    for each in questions:
+        dataset = each.dataset
         facts = {
             "title": dataset.title,
             "family": dataset.family,
-            "augmix": subject.views.augmix,
+            "augmix": each.views.augmix,
             "fingerprint": dataset.fingerprint,
             "pictures": len(dataset),
             "classes": len(dataset.classes),
         }
         yield "data set", dataset.name, facts
-        for recipe in subject.recipes.values():
+        for recipe in each.recipes.values():
             settings = {name: value for name, value in asdict(recipe).items() if name != "description"}
             yield "recipe", f"{recipe.name} on {dataset.family}", settings
 
@@ -166,7 +251,7 @@ def _identity(model: Model) -> dict[str, Any]:
     return {
         "name": model.name,
         "fingerprint": model.fingerprint,
-        "precision": str(getattr(model, "dtype", "float32")).removeprefix("torch."),
+        "precision": getattr(model, "precision", "fp32"),
         "logit_scale": model.logit_scale,
     }
 
@@ -180,109 +265,31 @@ def _templates(setting: Setting) -> list[str]:
     return [template for name in given for template in TEMPLATES.get(name, (name,))]
 
 
-def _subject(
-    dataset: Dataset,
-    methods: Sequence[str],
-    model: Model,
-    setting: Setting,
-    context: Tensor | None,
-    reward: Model | None,
-) -> Subject:
-    """A data set with its prompts and recipes, which are checked."""
+def _question(
+    dataset: Dataset, methods: Sequence[str], model: Model, setting: Setting, context: Tensor | None
+) -> _Question:
     augmix = dataset.augmix if setting.augmix is None else setting.augmix
     found = [known.get(method, family=dataset.family) for method in methods]
     recipes = {recipe.name: recipe for recipe in found}
-    templates = _templates(setting)
-    prompts = ClassPrompts(model.text, dataset.classes, templates, context)
-    for recipe in recipes.values():
-        check(recipe, model, prompts, setting.views)
-    judged = any(recipe.loss == "reward" for recipe in recipes.values())
-    words = ClassPrompts((reward or model).text, dataset.classes, templates) if judged else None
-    return Subject(dataset, _views(setting, model, augmix), recipes, prompts, words)
+    return _Question(dataset, recipes, _views(setting, model, augmix), _templates(setting), context)
 
 
-def _tasks(store: Store, subject: Subject, seed: int, pictures: int | None, batch_size: int) -> Iterator[Task]:
+def _orders(store: Store, asked: _Question, seed: int, pictures: int | None, batch_size: int) -> Iterator[Order]:
     """What is missing of a data set under a seed, cut by the place of the pictures whatever is done already."""
-    ids = subject.dataset.ids
-    wanted = _spread(len(ids), pictures)
-    done = {name: store.done(subject.dataset.name, seed, name) for name in subject.recipes}
+    dataset = asked.dataset
+    assert dataset.labels is not None
+    wanted = _spread(len(dataset), pictures)
+    done = {name: store.done(dataset.name, seed, name) for name in asked.recipes}
     for first in range(0, len(wanted), batch_size):
-        missing = {
-            picture: names
-            for picture in wanted[first : first + batch_size]
-            if (names := tuple(name for name in subject.recipes if ids[picture] not in done[name]))
-        }
+        missing = tuple(
+            Asked(dataset.ids[i], dataset.labels[i], names)
+            for i in wanted[first : first + batch_size]
+            if (names := tuple(name for name in asked.recipes if dataset.ids[i] not in done[name]))
+        )
         if missing:
-            yield Task(subject, seed, missing)
+            yield Order(dataset.name, seed, missing)
 
 
 def _spread(n: int, chosen: int | None) -> Sequence[int]:
     """Numbers of `chosen` of n pictures, evenly spread; the pictures of half as many are among them."""
     return range(n) if chosen is None or chosen >= n else [i * n // chosen for i in range(chosen)]
-
-
-def _ends(plan: Iterable[Task]) -> list[bool]:
-    """For each task whether it is the last of its data set and seed."""
-    places = [(task.subject.dataset.name, task.seed) for task in plan]
-    return [here != following for here, following in zip(places, [*places, None][1:], strict=True)]
-
-
-def _taken(plan: deque[Task]) -> Iterator[Task]:
-    """The tasks of a plan, which forgets them: a thousand prompts take most of a gigabyte once they were tuned, and
-    must go with the last task of their data set.
-    """
-    while plan:
-        yield plan.popleft()
-
-
-class _Scores:
-    """Right answers and answers of each method so far, on the data set and under the seed that is worked on."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._place: tuple[str, int] | None = None
-        self._counts: dict[str, tuple[int, int]] = {}
-
-    def add(self, outcome: Outcome) -> None:
-        """Count the rows of an outcome that is not in the store yet."""
-        place = outcome.task.subject.dataset.name, outcome.task.seed
-        if place != self._place:
-            self._place = place
-            stored = self._store.right(*place)
-            self._counts = {name: stored.get(name, (0, 0)) for name in outcome.task.subject.recipes}
-        for row in outcome.rows:
-            right, answers = self._counts[row.method]
-            self._counts[row.method] = right + (row.label == row.prediction), answers + 1
-
-    def text(self, shown: int | None = None) -> str:
-        """The accuracy of each method, or of the first `shown`."""
-        known = [f"{name} {100 * right / n:.1f} %" for name, (right, n) in self._counts.items() if n]
-        return ", ".join(known[:shown]) or "no answers"
-
-
-class _Diary:
-    """What this call of `evaluate` was, kept up to date in the store while it goes on."""
-
-    def __init__(self, store: Store) -> None:
-        self.pictures = self.encoded = self.rows = 0
-        self._store = store
-        self._name: str | None = None
-        self._started = time.perf_counter()
-        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-        self._facts = {"command": command, **provenance()}
-
-    def add(self, outcome: Outcome) -> None:
-        """Write down that a task is done."""
-        self.pictures += len(outcome.task.missing)
-        self.encoded += outcome.encoded
-        self.rows += len(outcome.rows)
-        numbers = {
-            "pictures": self.pictures,
-            "encoded": self.encoded,
-            "seconds": round(time.perf_counter() - self._started, 1),
-            "peak_memory": peak_memory(),
-        }
-        if self._name is None:
-            self._name = self._store.note_next("invocation", self._facts | numbers)
-        else:
-            self._store.note("invocation", self._name, self._facts | numbers)

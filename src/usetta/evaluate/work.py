@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from usetta.data import Dataset
-from usetta.episode import Episode, answer, encode, encode_with_hidden
+from usetta.episode import Episode, answer, encode, encode_together, encode_with_hidden
 from usetta.evaluate.features import FeatureCache, feature_key
 from usetta.evaluate.metrics import columns
 from usetta.evaluate.store import Bad, Row, Seen, View
@@ -90,7 +90,6 @@ class Task:
 class Outcome:
     """What became of a task."""
 
-    task: Task
     rows: list[Row] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
     bad: list[Bad] = field(default_factory=list)
@@ -151,19 +150,22 @@ class Worker:
         return found
 
     def _finish(self, task: Task, members: Iterable[_Prepared]) -> Outcome:
-        outcome = Outcome(task)
+        outcome = Outcome()
         episodes: dict[int, Episode] = {}
         seconds: dict[int, float] = {}
         new: dict[bytes, Tensor] = {}
         dataset = task.subject.dataset
-        for each in members:
-            if each.error:
-                outcome.bad.append(Bad(dataset.name, dataset.ids[each.picture], each.error.reason))
-                continue
+        for some in self._groups(members):
             started = time.perf_counter()
-            episodes[each.picture] = self._encode(each, new)
-            outcome.encoded += each.pixels is not None
-            seconds[each.picture] = each.seconds + time.perf_counter() - started
+            readable = [each for each in some if each.error is None]
+            episodes |= zip((each.picture for each in readable), self._encode(readable, new), strict=True)
+            own = (time.perf_counter() - started) / max(len(readable), 1)
+            for each in some:
+                if each.error:
+                    outcome.bad.append(Bad(dataset.name, dataset.ids[each.picture], each.error.reason))
+                else:
+                    seconds[each.picture] = each.seconds + own
+                    outcome.encoded += each.pixels is not None
         if self._cache and new:
             self._cache.put(new)
         seen: dict[str, Seen] = {}
@@ -181,26 +183,54 @@ class Worker:
         outcome.seen = list(seen.values())
         return outcome
 
-    def _encode(self, prepared: _Prepared, new: dict[bytes, Tensor]) -> Episode:
-        """The episode of a picture; what the cache does not have yet is added to `new`."""
-        task, pixels, states = prepared.task, prepared.pixels, None
+    def _groups(self, members: Iterable[_Prepared]) -> Iterator[list[_Prepared]]:
+        """Pictures that go through the tower together: on a GPU those of a task, to fill its batches.
+
+        On a CPU a batch is less than a picture's views, so each goes by itself, as soon as its views are there.
+        """
+        if self._device.type == "cpu":
+            yield from ([each] for each in members)
+        else:
+            yield list(members)
+
+    def _encode(self, prepared: Sequence[_Prepared], new: dict[bytes, Tensor]) -> list[Episode]:
+        """The episodes of pictures of a task; what the cache does not have yet is added to `new`."""
+        if not prepared:
+            return []
+        task = prepared[0].task
         towers = self._towers(task)
-        found = prepared.features or [None] * len(towers)
+        states: dict[int, Tensor] = {}
+        for each in prepared:
+            each.features = each.features or [None] * len(towers)
         for i, tower in enumerate(towers):
-            if found[i] is None:
-                assert pixels is not None
-                if i == 0 and task.needs_hidden:
-                    fresh, states = encode_with_hidden(tower, pixels)
-                else:
-                    fresh = encode(tower, pixels)
-                found[i] = half = fresh.half().cpu()
-                if prepared.keys:
-                    new[prepared.keys[i]] = half
-        if task.needs_hidden and states is None:
-            assert pixels is not None
-            states = self._model.hidden_states(pixels)
-        features = [each.to(self._device).float() for each in found if each is not None]
-        return Episode(features[0], features[1] if len(features) > 1 else None, states)
+            lacking = [each for each in prepared if each.features[i] is None]
+            for each, fresh in zip(lacking, self._look(i, tower, lacking, states), strict=True):
+                each.features[i] = half = fresh.half().cpu()
+                if each.keys:
+                    new[each.keys[i]] = half
+        return [self._episode(each, states) for each in prepared]
+
+    def _look(
+        self, place: int, tower: Model, prepared: Sequence[_Prepared], states: dict[int, Tensor]
+    ) -> Iterator[Tensor]:
+        """Features of pictures by a tower, and of the first tower its hidden states if a method needs them."""
+        pixels = [each.pixels for each in prepared if each.pixels is not None]
+        if place == 0 and any(each.task.needs_hidden for each in prepared):
+            for each, own in zip(prepared, pixels, strict=True):
+                features, states[each.picture] = encode_with_hidden(tower, own)
+                yield features
+        elif len(pixels) == 1:
+            yield encode(tower, pixels[0])
+        elif pixels:
+            yield from encode_together(tower, pixels)
+
+    def _episode(self, prepared: _Prepared, states: Mapping[int, Tensor]) -> Episode:
+        hidden = states.get(prepared.picture)
+        if prepared.task.needs_hidden and hidden is None:
+            assert prepared.pixels is not None
+            hidden = self._model.hidden_states(prepared.pixels)
+        features = [each.to(self._device).float() for each in prepared.features if each is not None]
+        return Episode(features[0], features[1] if len(features) > 1 else None, hidden)
 
     def _cached(self, keys: Iterable[bytes], views: int) -> Tensor | None:
         """The features of so many views, from the first of the keys that there is."""

@@ -150,9 +150,21 @@ def load_model(
     from usetta.models.precision import check_precision, prepare
 
     check_precision(precision)
+    _check_device(device)
     model = _load(name, weights, activation, device, cache_dir, offline, seed)
     prepare(model, precision, compiled=compiled)
     return model
+
+
+def _check_device(device: "str | torch.device | None") -> None:
+    """Refuse a device that is not there, in words instead of torch's many lines."""
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = (str(error).strip() or "torch does not say why").splitlines()[0]
+        raise ModelError(f"there is no device '{device}' here: {reason}") from None
 
 
 def _load(

@@ -1,0 +1,209 @@
+"""How long the paper's grid takes: processor time of each stage of a picture, and arithmetic on it.
+
+Stages are measured on one core by processor time, so other programs on the machine disturb little. `STAGES` are the
+figures that docs/cluster.md is computed from; `python -m benchmarks.scaling --stages` measures them anew.
+"""
+
+import pickle
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.names import class_names
+from usetta import methods
+from usetta.data import list_datasets
+from usetta.episode import Episode, answer, encode_with_hidden
+from usetta.evaluate.store import Row, Store
+from usetta.images import open_image
+from usetta.models import Model
+from usetta.prompts import ClassPrompts
+from usetta.views import ViewRecipe, make_views
+
+METHODS = ("clip", "mta", "zero", "se", "use:skip=false", "tpt", "c-tpt", "r-tpt", "rlcf", "ttl", "tps", "sts")
+"""The paper's twelve; USE as if it never skipped, which is the most that it can cost."""
+BACKBONES = ("ViT-B-16", "RN50")
+FEW, MANY = 50, 250
+"""Classes at which methods are measured; between and beyond, a straight line."""
+_SOME, _ALL = 8, 64
+"""Views of which the tower is timed, as many as it takes at once on a processor, and views of a picture."""
+SEEDS = 3
+BATCH = 8
+"""Pictures of a piece of work."""
+JPEG = 110_000
+"""Bytes of a picture, about the mean of ImageNet's."""
+
+STAGES: dict[str, Any] = {
+    "views": 0.09,
+    "views with AugMix": 0.33,
+    "tower ViT-B-16": 33.6,
+    "tower RN50": 12.9,
+    "methods": {
+        "clip": {"50": 0.0, "250": 0.0},
+        "mta": {"50": 0.01, "250": 0.01},
+        "zero": {"50": 0.0, "250": 0.0},
+        "se": {"50": 0.0, "250": 0.0},
+        "use:skip=false": {"50": 0.53, "250": 2.35},
+        "tpt": {"50": 0.50, "250": 2.39},
+        "c-tpt": {"50": 0.48, "250": 2.50},
+        "r-tpt": {"50": 0.51, "250": 2.42},
+        "rlcf": {"50": 1.95, "250": 9.3},  # at 250 not measured: as TPT grows
+        "ttl": {"50": 12.62, "250": 12.62},  # at 250 not measured: most of it is the image tower
+        "tps": {"50": 0.0, "250": 0.0},  # likewise; next to nothing
+        "sts": {"50": 0.01, "250": 0.01},
+    },
+    "store": 0.0041,
+    "bytes": 14_455,
+}
+"""Measured on one core of a server while other programs ran; processor time suffers from shared caches all the same."""
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Processor time of one call."""
+    begin = time.process_time()
+    work()
+    return time.process_time() - begin
+
+
+def measure_stages(tell: Callable[[str], object]) -> dict[str, Any]:
+    """Seconds of one core for the stages of a picture of 500 x 375 pixels and 64 views; bytes of a piece's rows."""
+    from benchmarks.scaling import photograph, random_weights
+
+    torch.set_num_threads(1)
+    file = photograph(0)
+    found: dict[str, Any] = {}
+    for name, augmix in (("views", False), ("views with AugMix", True)):
+        recipe = ViewRecipe(augmix=augmix)
+        found[name] = min(seconds(lambda r=recipe: make_views(open_image(file), "0", r)) for _ in range(3))  # type: ignore[misc]
+        tell(f"{name}: {found[name]:.2f} s")
+    pixels = make_views(open_image(file), "0", ViewRecipe(views=_SOME))
+    for name in BACKBONES:
+        model = random_weights(name)
+        model.encode_images(pixels)
+        found[f"tower {name}"] = _ALL / _SOME * min(seconds(lambda m=model: m.encode_images(pixels)) for _ in range(2))  # type: ignore[misc]
+        tell(f"tower {name}: {found[f'tower {name}']:.1f} s")
+    found |= _measure_methods(random_weights(), pixels, tell)
+    found["store"], found["bytes"] = _measure_store()
+    return found
+
+
+def _measure_methods(model: Model, pixels: torch.Tensor, tell: Callable[[str], object]) -> dict[str, Any]:
+    """Seconds of each method on the features of a picture, by number of classes."""
+    features, hidden = encode_with_hidden(model, pixels)
+    copies = _ALL // _SOME
+    noise = 0.1 * torch.randn(_ALL, features.shape[1], generator=torch.Generator().manual_seed(0))
+    views = torch.nn.functional.normalize(features.repeat(copies, 1) + noise, dim=-1)
+    episode = Episode(views, None, hidden.repeat(copies, 1, 1))
+    found: dict[str, Any] = {"methods": {}}
+    for classes in (FEW, MANY):
+        prompts = ClassPrompts(model.text, class_names(classes))
+        prompts.features()
+        for method in METHODS:
+            recipe = methods.get(method)
+            if recipe.tune == "prompt":
+                answer(recipe, [episode], model, prompts)  # the graph of the class list is made once
+            cost = seconds(lambda r=recipe, p=prompts: answer(r, [episode], model, p))  # type: ignore[misc]
+            found["methods"].setdefault(method, {})[str(classes)] = cost
+            tell(f"{method}, {classes} classes: {cost:.2f} s")
+    return found
+
+
+def _measure_store(rounds: int = 200) -> tuple[float, int]:
+    """Seconds of the driver to write the rows of a piece of work, and their bytes as they travel."""
+
+    def rows(piece: int) -> list[Row]:
+        return [
+            Row(
+                dataset="imagenet",
+                picture=f"n01440764/ILSVRC2012_val_{piece:05}{i}.JPEG",
+                seed=0,
+                method=name,
+                label=1,
+                prediction=2,
+                confidence=0.5,
+                true_probability=0.25,
+                rank=3,
+                sum_of_squares=0.125,
+                delta=0.5,
+                beta=0.5,
+                before=2,
+                skipped=False,
+                seconds=1.5,
+            )
+            for i in range(BATCH)
+            for name in METHODS
+        ]
+
+    with tempfile.TemporaryDirectory() as folder, Store(Path(folder)) as store:
+        cost = seconds(lambda: [store.add(rows(piece)) for piece in range(rounds)]) / rounds
+    return cost, len(pickle.dumps(rows(0)))
+
+
+def per_picture(backbone: str, classes: int, augmix: bool) -> dict[str, float]:
+    """Seconds of one core for a picture under a seed, by stage; methods cost the same whatever tower saw the views."""
+    costs = {name: cost for name, cost in STAGES["methods"].items() if backbone.startswith("ViT") or name != "ttl"}
+
+    def cost(method: str) -> float:
+        (fewer, low), (more, high) = sorted((int(count), found) for count, found in costs[method].items())
+        return max(0.0, low + (high - low) * (classes - fewer) / (more - fewer))
+
+    return {
+        "views": STAGES["views with AugMix" if augmix else "views"],
+        "tower": STAGES[f"tower {backbone}"],
+        "methods": sum(map(cost, costs)),
+    }
+
+
+def total() -> dict[str, dict[str, float]]:
+    """Seconds of one core for the whole grid, by backbone and stage."""
+    found: dict[str, dict[str, float]] = {}
+    for backbone in BACKBONES:
+        stages = found.setdefault(backbone, {"views": 0.0, "tower": 0.0, "methods": 0.0})
+        for each in list_datasets():
+            for stage, cost in per_picture(backbone, each.classes, each.family == "fine-grained").items():
+                stages[stage] += cost * each.pictures * SEEDS
+    return found
+
+
+def grid(overhead: float = 0.003, start: float = 30.0) -> str:
+    """The grid on several numbers of workers of one core, as a Markdown table.
+
+    overhead: seconds of the driver and Ray for a piece of work. start: seconds until a worker has loaded its model.
+    """
+    pictures = SEEDS * sum(each.pictures for each in list_datasets()) * len(BACKBONES)
+    work = sum(sum(stages.values()) for stages in total().values())
+    setup = start * len(BACKBONES)
+    driver = pictures / BATCH * (overhead + STAGES["store"])
+    lines = [
+        "| workers | time | pictures/s | reading pictures | rows to the driver | driver busy | bottleneck |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for workers in (1, 10, 100, 1000):
+        wall = max(work / workers + setup, driver)
+        rate = pictures / wall
+        busy = driver / wall
+        slowest = "the driver" if busy > 0.99 else "workers: " + _slowest()
+        network = f"{rate * JPEG / 1e6:.2g} MB/s | {rate / BATCH * STAGES['bytes'] / 1e6:.2g} MB/s"
+        lines.append(f"| {workers} | {_span(wall)} | {rate:.2g} | {network} | {busy:.2g} | {slowest} |")
+    shares = ", ".join(
+        f"{backbone}: " + ", ".join(f"{stage} {cost / sum(stages.values()):.0%}" for stage, cost in stages.items())
+        for backbone, stages in total().items()
+    )
+    return "\n".join(
+        [*lines, "", f"{pictures:,} pictures under a seed, {work / 86400 / 365:.2g} years of one core. {shares}."]
+    )
+
+
+def _slowest() -> str:
+    stages: dict[str, float] = {}
+    for each in total().values():
+        for stage, cost in each.items():
+            stages[stage] = stages.get(stage, 0.0) + cost
+    return max(stages, key=lambda stage: stages[stage])
+
+
+def _span(wall: float) -> str:
+    return f"{wall / 86400:,.0f} days" if wall > 2 * 86400 else f"{wall / 3600:,.0f} h"

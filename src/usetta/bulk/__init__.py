@@ -1,0 +1,1 @@
+"""Any number of pictures, from wherever they lie, to predictions in Parquet files."""
