@@ -234,7 +234,7 @@ def test_each_model_and_prompt_has_a_run_of_its_own(
 ) -> None:
     asked = []
 
-    def none(name: str) -> None:
+    def none(name: str, **_: object) -> None:
         asked.append(name)
         raise ModelError("no model here")
 

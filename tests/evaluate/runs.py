@@ -26,8 +26,11 @@ VIEWS = 12
 def four_blocks(seed: int = 0) -> CLIP:
     """A random CLIP whose image tower has one block more than TTL adapts.
 
-    Features of a random tower share one direction, which would decide every answer: it is taken out.
+    Features of a random tower share one direction, which would decide every answer: it is taken out. By one thread, so
+    that processes with any number of them have the same model to the bit.
     """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     vision = ViTConfig(image_size=32, patch_size=8, width=64, layers=4, heads=1)
     text = TextConfig(width=64, layers=2, heads=1)
     model = random_model(CLIPConfig(embed_dim=32, vision=vision, text=text), name="four-blocks", seed=seed)
@@ -36,6 +39,7 @@ def four_blocks(seed: int = 0) -> CLIP:
     projection = model.image_tower.projection
     assert isinstance(projection, torch.Tensor)
     projection -= torch.outer(projection @ shared, shared) / shared.dot(shared)
+    torch.set_num_threads(threads)
     model.logit_scale = 60.0
     return model
 

@@ -250,6 +250,10 @@ class CLIP(TwoTowers):
         return Tail(self._vision_transformer())
 
     def _vision_transformer(self) -> VisionTransformer:
+        if self.precision == "int8":
+            raise ValueError(
+                "TTL tunes the image tower, which it cannot do in int8: use fp32 or bf16, or another method"
+            )
         if not isinstance(self.image_tower, VisionTransformer):
             raise ValueError(self._without_tail())
         return self.image_tower

@@ -107,8 +107,6 @@ class TwoTowers(nn.Module, ABC):
         raise ValueError(self._without_tail())
 
     def _without_tail(self) -> str:
-        if self.precision == "int8":
-            return "TTL tunes the image tower, which it cannot do in int8: use fp32 or bf16, or another method"
         return (
             f"the image tower of {self.name} has no attention blocks that can be run again with changes, which TTL "
             "needs: use a CLIP vision transformer such as ViT-B-16, or another method"
