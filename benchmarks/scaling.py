@@ -7,7 +7,7 @@ are no work go through Ray: memory of the driver at the end over that after a te
 
 `--stages` measures processor time of the stages of a picture, on one core. `--grid` computes from such figures what the
 paper's whole grid takes on 1, 10, 100 and 1000 workers; docs/cluster.md shows its output. Both want two idle cores;
-the default takes about ten minutes.
+the default takes about a quarter of an hour.
 """
 
 import argparse
@@ -154,7 +154,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--pictures", type=int, default=16, help="of a round, for each worker")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--views", type=int, default=4, help="of a picture")
     parser.add_argument("--items", type=int, default=100_000, help="pieces of work that are no work")
     parser.add_argument("--stages", action="store_true", help="processor time of the stages of a picture, as JSON")
