@@ -17,7 +17,7 @@ def quick_gelu(x: Tensor) -> Tensor:
     """OpenAI's approximation x·σ(1.702 x), which its weights were trained with and need.
 
     Written as a SiLU, which keeps one tensor for the backward pass where a product of two would keep both. Without a
-    backward pass one new tensor is enough for all of it, which on a CPU is 5 % of an image tower's time.
+    backward pass one new tensor is enough for all of it.
     """
     scaled = QUICK * x
     return silu(scaled) / QUICK if scaled.requires_grad else silu(scaled, inplace=True).div_(QUICK)
