@@ -1,6 +1,7 @@
 """Precisions of the image tower."""
 
 import logging
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from usetta import Classifier
 from usetta.models import ModelError, load_model
 from usetta.models.clip import CLIP, VisionTransformer
 from usetta.models.config import CLIPConfig
-from usetta.models.int8 import Int8VisionTransformer, _Int8Linear, rotation
+from usetta.models.int8 import Int8VisionTransformer, _Int8Linear, _round, _scale, rotation
 from usetta.models.precision import prepare
 
 
@@ -54,33 +55,68 @@ def test_rotation_is_orthogonal_and_flat(width: int) -> None:
     assert turn.abs().max() * width**0.5 < 1.5
 
 
+def linear(weight: Tensor, bias: Tensor, x: Tensor, lowest: float | None = None) -> Tensor:
+    """x @ weight.T + bias with 8-bit levels."""
+    layer = _Int8Linear(weight, bias, lowest)
+    if lowest is None:
+        levels, step = _round(x)
+    else:
+        step = (x.amax(dim=1, keepdim=True) - lowest) / 255
+        levels = ((x - lowest) / step + 0.5).to(torch.uint8)
+    return _scale(layer(levels), step, layer.bias)
+
+
 @pytest.mark.parametrize("lowest", [None, -0.27847])
 def test_a_linear_layer_errs_by_its_levels_only(lowest: float | None) -> None:
     generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(24, 40, generator=generator, dtype=torch.float64)
-    weight *= 63 / weight.abs().amax(dim=1, keepdim=True)
-    weight = weight.round()  # so that the weights themselves are exact
+    weight = whole_weights(24, 40, generator).double()  # so that the weights themselves are exact
     bias = torch.randn(24, generator=generator, dtype=torch.float64)
     x = torch.randn(50, 40, generator=generator)
     if lowest is not None:
         x = x.clamp(min=lowest)
     exact = x.double() @ weight.T + bias
-    found = _Int8Linear(weight, bias, lowest)(x)
     step = (x.amax(dim=1) - lowest) / 255 if lowest is not None else x.abs().amax(dim=1) / 127
     worst = 0.5001 * step.double()[:, None] * weight.abs().sum(dim=1)
-    assert ((found - exact).abs() <= worst + 1e-4).all()
+    assert ((linear(weight, bias, x, lowest) - exact).abs() <= worst + 1e-4).all()
 
 
-def test_extreme_values_do_not_overflow() -> None:
-    """Processors without VNNI add neighbouring products in 16 bits, which saturate silently."""
-    weight = torch.full((8, 64), 63.0, dtype=torch.float64)
-    found = _Int8Linear(weight, torch.zeros(8, dtype=torch.float64))(torch.ones(3, 64))
-    torch.testing.assert_close(found, torch.full((3, 8), 63.0 * 64), rtol=1e-5, atol=0)
+def whole_weights(rows: int, width: int, generator: torch.Generator) -> Tensor:
+    """Whole numbers that need a scale of 1: neighbours of one sign have a sum of at most 127, which is reached."""
+    weight = torch.randint(-127, 128, (rows, width), generator=generator)
+    even, odd = weight[:, ::2], weight[:, 1::2]
+    odd[:] = torch.where(even * odd > 0, odd.sign() * torch.minimum(odd.abs(), 127 - even.abs()), odd)
+    weight[:, :2] = torch.tensor([-100, -27])
+    return weight
+
+
+@pytest.mark.parametrize("extreme", [False, True])
+def test_sums_are_exact(extreme: bool) -> None:
+    """Processors without VNNI add neighbouring products in 16 bits, and would silently cut off what does not fit."""
+    generator = torch.Generator().manual_seed(1)
+    weight = whole_weights(32, 768, generator)
+    levels = torch.randint(0, 256, (50, 768), generator=generator)
+    if extreme:
+        levels = 255 * (levels > 127)
+        levels[0], levels[1] = 255, 0
+    layer = _Int8Linear(weight.double(), torch.zeros(32, dtype=torch.float64))
+    assert torch.equal(layer.weight.long(), weight)
+    assert torch.equal(layer(levels.to(torch.uint8)).long(), (levels - 128) @ weight.T)
 
 
 def test_a_token_of_zeros_is_no_division_by_zero() -> None:
-    layer = _Int8Linear(torch.ones(2, 3, dtype=torch.float64), torch.tensor([1.0, -2.0], dtype=torch.float64))
-    assert layer(torch.zeros(1, 3)).tolist() == [[1.0, -2.0]]
+    bias = torch.tensor([1.0, -2.0], dtype=torch.float64)
+    assert linear(torch.ones(2, 3, dtype=torch.float64), bias, torch.zeros(1, 3)).tolist() == [[1.0, -2.0]]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="PyTorch needs a C++ compiler for this")
+def test_compiled_int8_says_the_same() -> None:
+    model = disturbed(TINY_VIT)
+    prepare(model, "int8")
+    eager = model.encode_images(pixels_for(model))
+    model.image_tower.compile()
+    compiled = model.encode_images(pixels_for(model))
+    assert (eager * compiled).sum(dim=1).min() > 0.9999
 
 
 def test_int8_features_do_not_depend_on_company() -> None:
@@ -153,9 +189,19 @@ def test_slow_bf16_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCa
 
 def test_compiling_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
+    monkeypatch.setattr(torch, "compile", lambda function: function)
     monkeypatch.setattr(nn.Module, "compile", lambda self: asked.append(type(self)))
     prepare(disturbed(TINY_VIT), compiled=True)
     assert asked == [VisionTransformer]
+
+
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("No working C++ compiler\nand much more")
+
+    monkeypatch.setattr(torch, "compile", lambda _: fail)
+    with pytest.raises(ModelError, match=r"cannot compile here, .* \(No working C\+\+ compiler\)$"):
+        prepare(disturbed(TINY_VIT), compiled=True)
 
 
 def test_a_model_of_ones_own_is_left_alone() -> None:

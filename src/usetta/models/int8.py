@@ -6,10 +6,16 @@ of them. A layer norm is a subtraction of the mean, a division by the length and
 turn into the weights that write to the stream, the last with the turn back into the weights that read from it, and what
 remains is exactly the same function, without outliers. No pictures are needed to calibrate it.
 
-Activations have a scale for each token, so a picture's features do not depend on its company in a batch. They have 8
-bits and weights have 7, because processors without VNNI add two products in 16 bits: 255 · 63 · 2 fits, twice that does
-not. The sums are exact in 32 bits.
+Activations have a scale for each token, so a picture's features do not depend on its company in a batch. Both they and
+the weights have 8 bits. But processors without VNNI add the products of two neighbours in 16 bits, so the scale of a
+row of weights sees to it that 255 times the sum of two neighbours of one sign fits there: all sums are exact.
+
+What happens between the products is in a few functions of whole rows, which PyTorch can compile.
 """
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +25,8 @@ from usetta.models.base import ModelError
 from usetta.models.clip import VisionTransformer
 from usetta.models.transformer import QUICK, Block
 
-_WEIGHT_LEVELS = 63
+_WEIGHT_LEVELS = 127
+_PAIR_LEVELS = (2**15 - 1) // 255 - 1  # one less, because both are rounded
 _TINY = 1e-12
 _LOWEST_SILU = -0.27847  # the values of the two functions where they are lowest, rounded down
 _LOWEST_GELU = -0.16998
@@ -56,6 +63,13 @@ class Int8VisionTransformer(nn.Module):
             hidden = block(hidden, kept=1 if place == len(self.blocks) - 1 else hidden.shape[1])
         return (hidden[:, 0] * _inverse_length(hidden[:, 0], self.eps)) @ self.projection + self.bias
 
+    def compile(self, *_: Any, **__: Any) -> None:
+        """Let PyTorch compile what happens between the products; those are oneDNN's, and left as they are."""
+        compiled = _Between(*(torch.compile(getattr(_EAGER, each.name), dynamic=True) for each in fields(_Between)))
+        for block in self.blocks:
+            if isinstance(block, _Int8Block):
+                block.between = compiled
+
 
 class _Int8Block(nn.Module):
     """A `Block` on the turned stream (n, tokens, width)."""
@@ -63,32 +77,38 @@ class _Int8Block(nn.Module):
     def __init__(self, block: Block, turn: Tensor, write: Tensor) -> None:
         super().__init__()
         attention, mlp = block.attention, block.mlp
+        self.between = _EAGER
         self.heads = attention.heads
+        self.eps = block.ln_1.eps
+        self.is_quick = mlp.is_quick
         # QuickGELU is a SiLU between two factors, which weights can carry.
-        self.quick = QUICK if mlp.is_quick else 1.0
-        self.qkv = _Reader(attention.qkv, block.ln_1, turn)
+        quick = QUICK if mlp.is_quick else 1.0
+        self.qkv = _reader(attention.qkv, block.ln_1, turn)
         self.out = _Int8Linear(write.T @ attention.out.weight.double(), write.T @ attention.out.bias.double())
-        self.up = _Reader(mlp.up, block.ln_2, turn, self.quick)
+        self.up = _reader(mlp.up, block.ln_2, turn, quick)
         self.down = _Int8Linear(
-            write.T @ mlp.down.weight.double() / self.quick,
-            write.T @ mlp.down.bias.double(),
-            lowest=_LOWEST_SILU if mlp.is_quick else _LOWEST_GELU,
+            write.T @ mlp.down.weight.double() / quick, write.T @ mlp.down.bias.double(), _lowest(mlp.is_quick)
         )
-        self.activation = _silu if mlp.is_quick else gelu
 
     def forward(self, hidden: Tensor, kept: int) -> Tensor:
         """The first `kept` hidden states (n, kept, width) after this block."""
         n, length, width = hidden.shape
-        q, k, v = self.qkv(hidden).view(n, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        mixed = scaled_dot_product_attention(q[:, :, :kept], k, v).transpose(1, 2).reshape(n, kept, width)
-        hidden = hidden[:, :kept] + self.out(mixed)
-        return hidden.add_(self.down(self.activation(self.up(hidden))))
+        do = self.between
+        levels, step = do.read(hidden.view(-1, width), self.eps)
+        qkv = do.scale(self.qkv(levels), step, self.qkv.bias)
+        q, k, v = qkv.view(n, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        mixed = scaled_dot_product_attention(q[:, :, :kept], k, v).transpose(1, 2).reshape(-1, width)
+        levels, step = do.round(mixed)
+        rows = do.add(hidden[:, :kept].reshape(-1, width), self.out(levels), step, self.out.bias)
+        levels, step = do.read(rows, self.eps)
+        levels, step = do.activate(self.up(levels), step, self.up.bias, self.is_quick)
+        return do.add(rows, self.down(levels), step, self.down.bias).view(n, kept, width)
 
 
 class _Int8Linear(nn.Module):
-    """x @ weight.T + bias for x (..., K) in float32, `weight` (N, K) and `bias` (N,) being given in double precision.
+    """Products of levels (m, K) with `weight` (N, K); they lack the factor of each row, and `bias`, which is for later.
 
-    lowest: the least that x can be, if it is not symmetric around zero.
+    Levels count from 128, or if x can be no less than `lowest`, from there.
     """
 
     weight: Tensor
@@ -97,53 +117,103 @@ class _Int8Linear(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor, lowest: float | None = None) -> None:
         super().__init__()
-        scale = weight.abs().amax(dim=1).clamp(min=_TINY) / _WEIGHT_LEVELS
+        scale = torch.maximum(weight.abs().amax(dim=1) / _WEIGHT_LEVELS, _largest_pair(weight) / _PAIR_LEVELS)
+        scale = scale.clamp(min=_TINY)
         levels = (weight / scale[:, None]).round()
         if lowest is not None:
             bias = bias + lowest * scale * levels.sum(dim=1)
-        self.lowest = lowest
+        self.zero = 128 if lowest is None else 0
         self.register_buffer("weight", levels.to(torch.int8))
         self.register_buffer("scale", scale.float())
         self.register_buffer("bias", bias.float())
         self._packed = torch.ops.onednn.qlinear_prepack(self.weight, None)
         self._zeros = torch.zeros(len(weight), dtype=torch.int64)
 
-    def forward(self, x: Tensor) -> Tensor:
-        rows = x.flatten(0, -2)
-        if self.lowest is None:
-            step = _largest(rows).div_(127).clamp_(min=_TINY)
-            levels, zero = torch.mul(rows, step.reciprocal()).add_(128.5), 128
-        else:
-            step = rows.amax(dim=1, keepdim=True).sub_(self.lowest).div_(255).clamp_(min=_TINY)
-            levels, zero = torch.sub(rows, self.lowest).mul_(step.reciprocal()).add_(0.5), 0
-        return self._product(levels, zero, step).view(*x.shape[:-1], -1)
-
-    def _product(self, levels: Tensor, zero: int, step: Tensor) -> Tensor:
-        """(m, N), of non-negative levels (m, K) half a level too large, what counts as zero, and steps (m, 1)."""
+    def forward(self, levels: Tensor) -> Tensor:
         product: Tensor = torch.ops.onednn.qlinear_pointwise(
-            levels.to(torch.uint8), 1.0, zero, self._packed, self.scale, self._zeros,
+            levels, 1.0, self.zero, self._packed, self.scale, self._zeros,
             None, 1.0, 0, torch.float32, "none", [], "",
         )  # fmt: skip
-        return torch.addcmul(self.bias, product, step, out=product)
+        return product
 
 
-class _Reader(_Int8Linear):
-    """A layer norm and a linear layer, times `factor`, on the turned stream.
+def _reader(linear: nn.Linear, norm: nn.LayerNorm, turn: Tensor, factor: float = 1.0) -> _Int8Linear:
+    """A linear layer, times `factor`, on the turned stream, with the affine part of the layer norm before it."""
+    weight, bias = factor * linear.weight.double(), factor * linear.bias.double()
+    return _Int8Linear(weight * norm.weight.double() @ turn, bias + weight @ norm.bias.double())
 
-    Levels do not depend on the length of a token, so the layer norm's division enters with the step alone.
+
+# --- between the products --------------------------------------------------------------------------------------------
+
+
+def _read(rows: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Levels (m, K) of layer-normalised rows and the step between two, (m, 1).
+
+    Levels do not depend on the length of a row, so the layer norm's division enters with the step alone.
     """
+    largest = _largest(rows)
+    levels = torch.mul(rows, 127 / largest).add_(128.5).to(torch.uint8)
+    return levels, largest * _inverse_length(rows, eps) / 127
 
-    def __init__(self, linear: nn.Linear, norm: nn.LayerNorm, turn: Tensor, factor: float = 1.0) -> None:
-        weight, bias = factor * linear.weight.double(), factor * linear.bias.double()
-        super().__init__(weight * norm.weight.double() @ turn, bias + weight @ norm.bias.double())
-        self.eps = norm.eps
 
-    def forward(self, x: Tensor) -> Tensor:
-        rows = x.flatten(0, -2)
-        largest = _largest(rows).clamp_(min=_TINY)
-        levels = torch.mul(rows, 127 / largest).add_(128.5)
-        step = largest.mul_(_inverse_length(rows, self.eps)).div_(127)
-        return self._product(levels, 128, step).view(*x.shape[:-1], -1)
+def _round(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Levels (m, K) of rows, and the step between two (m, 1)."""
+    largest = _largest(rows)
+    return torch.mul(rows, 127 / largest).add_(128.5).to(torch.uint8), largest / 127
+
+
+def _scale(product: Tensor, step: Tensor, bias: Tensor) -> Tensor:
+    """What a linear layer says (m, N)."""
+    return torch.addcmul(bias, product, step)
+
+
+def _add(rows: Tensor, product: Tensor, step: Tensor, bias: Tensor) -> Tensor:
+    """The stream (m, N) with what a linear layer says."""
+    return torch.addcmul(bias, product, step).add_(rows)
+
+
+def _activate(product: Tensor, step: Tensor, bias: Tensor, is_quick: bool) -> tuple[Tensor, Tensor]:
+    """Levels (m, N) of what a linear layer says, after the non-linear function, and the step between two (m, 1)."""
+    x, lowest = _scale(product, step, bias), _lowest(is_quick)
+    x = silu(x, inplace=True) if is_quick else gelu(x)
+    step = x.amax(dim=1, keepdim=True).sub_(lowest).div_(255)
+    return torch.sub(x, lowest).mul_(step.reciprocal()).add_(0.5).to(torch.uint8), step
+
+
+@dataclass(frozen=True)
+class _Between:
+    read: Callable[[Tensor, float], tuple[Tensor, Tensor]] = _read
+    round: Callable[[Tensor], tuple[Tensor, Tensor]] = _round
+    scale: Callable[[Tensor, Tensor, Tensor], Tensor] = _scale
+    add: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = _add
+    activate: Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor]] = _activate
+
+
+_EAGER = _Between()
+
+
+def _lowest(is_quick: bool) -> float:
+    return _LOWEST_SILU if is_quick else _LOWEST_GELU
+
+
+def _largest(rows: Tensor) -> Tensor:
+    """The largest absolute value of each row (m, 1), never zero."""
+    return torch.maximum(rows.amax(dim=1, keepdim=True), -rows.amin(dim=1, keepdim=True)).clamp(min=_TINY)
+
+
+def _inverse_length(rows: Tensor, eps: float) -> Tensor:
+    """What a layer norm multiplies rows (m, K) of zero mean by, (m, 1)."""
+    length: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    return (length.square() / rows.shape[1] + eps).rsqrt()
+
+
+# --- weights ---------------------------------------------------------------------------------------------------------
+
+
+def _largest_pair(weight: Tensor) -> Tensor:
+    """The largest sum, in absolute value, of two neighbours of the same sign in each row (N,)."""
+    even, odd = weight[:, :-1:2], weight[:, 1::2]
+    return torch.where(even * odd > 0, even + odd, 0).abs().amax(dim=1)
 
 
 def rotation(width: int) -> Tensor:
@@ -154,18 +224,3 @@ def rotation(width: int) -> Tensor:
         turn = torch.cat([torch.cat([turn, turn], dim=1), torch.cat([turn, -turn], dim=1)]) / 2**0.5
     signs = torch.randint(0, 2, (width, 1), generator=torch.Generator().manual_seed(0))
     return turn * (2.0 * signs - 1)
-
-
-def _silu(x: Tensor) -> Tensor:
-    return silu(x, inplace=True)
-
-
-def _largest(rows: Tensor) -> Tensor:
-    """The largest absolute value of each row (m, 1)."""
-    return torch.maximum(rows.amax(dim=1, keepdim=True), rows.amin(dim=1, keepdim=True).neg_())
-
-
-def _inverse_length(rows: Tensor, eps: float) -> Tensor:
-    """What a layer norm multiplies rows (m, K) of zero mean by, (m, 1)."""
-    length: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-    return length.square_().div_(rows.shape[1]).add_(eps).rsqrt_()

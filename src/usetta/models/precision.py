@@ -37,6 +37,7 @@ def prepare(model: Model, precision: str = "fp32", *, compiled: bool = False) ->
             # How convolutions are fastest there; PyTorch's types do not know of this way to call `to`.
             model.image_tower.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if compiled:
+            _check_compiler(model.device)
             model.image_tower.compile()
         model.freeze().forget_fingerprint()
     elif compiled or precision != "fp32":
@@ -49,6 +50,15 @@ def _int8(model: TwoTowers) -> nn.Module:
     from usetta.models.int8 import Int8VisionTransformer
 
     return Int8VisionTransformer(model.image_tower)
+
+
+def _check_compiler(device: torch.device) -> None:
+    """Compile something small, because a compiler that is missing would be told only with the first picture."""
+    try:
+        torch.compile(torch.neg)(torch.zeros(8, device=device))
+    except RuntimeError as error:
+        cause = str(error).partition("\n")[0]
+        raise ModelError(f"PyTorch cannot compile here, so leave the image tower as it is ({cause})") from error
 
 
 def _check_half(model: TwoTowers, precision: str) -> None:
