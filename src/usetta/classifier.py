@@ -275,17 +275,17 @@ class Classifier:
         name, pixels, seen = picture_id(image), [], None
         for part in parts:
             pixels.append(make_views(image, name, recipe, part=part))
-            more = self._encode(pixels[-1], hidden=hidden)
+            more = self._encode(pixels[-1], weak=int(part.start == 0), hidden=hidden)
             seen = seen + more if seen else more
             if len(parts) > 1 and is_settled(seen.features, self._prompts.features(), self.model.logit_scale):
                 break
         assert seen is not None
         return torch.cat(pixels), seen
 
-    def _encode(self, pixels: torch.Tensor, *, hidden: bool) -> Episode:
-        judged = encode(self._judge, pixels) if self._judge else None
+    def _encode(self, pixels: torch.Tensor, *, weak: int, hidden: bool) -> Episode:
+        judged = encode(self._judge, pixels, weak=weak) if self._judge else None
         if not hidden:
-            return Episode(encode(self.model, pixels), judged)
+            return Episode(encode(self.model, pixels, weak=weak), judged)
         features, states = encode_with_hidden(self.model, pixels)
         return Episode(features, judged, states)
 

@@ -137,7 +137,7 @@ class _AsInRun(Classifier):
 
     def explain_item(self, item: Item, recipes: Sequence[Recipe]) -> list[Explanation]:
         pixels = make_views(open_image(item.path, for_benchmark=True), item.id, self._view_recipe)
-        seen = self._encode(pixels, hidden=any(recipe.needs_hidden for recipe in recipes))
+        seen = self._encode(pixels, weak=1, hidden=any(recipe.needs_hidden for recipe in recipes))
         seen = replace(seen, features=seen.features.half().float())
         shown = pixels.permute(0, 2, 3, 1).numpy()
         return [Explanation(self._answer([str(item.path)], [seen], each)[0], each.name, shown) for each in recipes]

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from models.tiny import TINY_RESNET, TINY_VIT, disturbed
 from usetta import Classifier
+from usetta.episode import encode, encode_together
 from usetta.models import ModelError, load_model
+from usetta.models.base import encode_pictures
 from usetta.models.clip import CLIP, VisionTransformer
 from usetta.models.config import CLIPConfig
 from usetta.models.int8 import Int8VisionTransformer, _Int8Linear, _round, _scale, rotation
@@ -129,14 +131,26 @@ def test_int8_features_do_not_depend_on_company() -> None:
     assert (together * alone).sum(dim=1).min() > 0.99999
 
 
-def test_int8_takes_the_blocks_of_the_tower() -> None:
+def test_int8_is_for_crops_only() -> None:
     model = disturbed(TINY_VIT)
-    tower = model.image_tower
+    pixels = pixels_for(model)
+    exact = model.encode_images(pixels)
     prepare(model, "int8")
     assert isinstance(model.image_tower, Int8VisionTransformer)
-    assert isinstance(tower, VisionTransformer)
-    assert len(tower.blocks) == 0
     assert sum(each.dtype == torch.int8 for each in model.state_dict().values()) == 4 * len(model.image_tower.blocks)
+    rough = model.encode_images(pixels)
+    assert not torch.allclose(rough, exact, atol=1e-4, rtol=0)
+    torch.testing.assert_close(encode_pictures(model, pixels), exact)
+    torch.testing.assert_close(encode(model, pixels), torch.cat([exact[:1], rough[1:]]), atol=2e-3, rtol=0)
+    together = encode_together(model, [pixels[:3], pixels[3:]])
+    torch.testing.assert_close(torch.stack([each[0] for each in together]), exact[[0, 3]])
+
+
+def test_later_stages_of_adaptive_views_hold_no_picture() -> None:
+    model = disturbed(TINY_VIT)
+    prepare(model, "int8")
+    pixels = pixels_for(model)
+    torch.testing.assert_close(encode(model, pixels, weak=0), model.encode_images(pixels))
 
 
 def test_text_stays_as_it_is() -> None:

@@ -27,7 +27,7 @@ def test_views_are_dealt_to_lanes(tiny_model: CLIP, views: int, lanes: int, part
     pixels = torch.randint(0, 256, (views, 3, 32, 32), dtype=torch.uint8)
     torch.set_num_threads(2)
     model, found = Watched(tiny_model), Lanes(lanes)
-    features = found.encode(model, pixels, spread=True)  # type: ignore[arg-type]
+    features = found.encode(model.encode_images, pixels, spread=True)
     found.close()
     assert sorted((count for count, _, _ in model.calls), reverse=True) == parts
     if lanes > 1:
@@ -44,5 +44,5 @@ def test_views_are_dealt_to_lanes(tiny_model: CLIP, views: int, lanes: int, part
 
 def test_a_picture_that_is_alone_has_all_cores(tiny_model: CLIP) -> None:
     model, lanes = Watched(tiny_model), Lanes(2)
-    lanes.encode(model, torch.zeros(5, 3, 32, 32, dtype=torch.uint8), spread=False)  # type: ignore[arg-type]
+    lanes.encode(model.encode_images, torch.zeros(5, 3, 32, 32, dtype=torch.uint8), spread=False)
     assert model.calls == [(5, True, torch.get_num_threads())]

@@ -1,12 +1,14 @@
 """Places, turns and time: who waits, who is sent away, who is forgotten."""
 
 import asyncio
+import copy
 import json
 import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import httpx
 import pytest
@@ -15,9 +17,13 @@ import torch
 from serve.conftest import CLASSES, Running, Waiting, eventually, in_base64, png, running
 from usetta import methods
 from usetta.classifier import Classifier
+from usetta.episode import Episode, Tower, encode
 from usetta.models import Model
+from usetta.models.base import encode_pictures
 from usetta.models.clip import CLIP
+from usetta.models.precision import prepare
 from usetta.serve.batch import Job, Question, RefusedError, solve
+from usetta.serve.lanes import Lanes
 from usetta.serve.queue import Line, Room
 from usetta.serve.server import listen, make_server
 from usetta.serve.settings import Limits, Settings
@@ -89,12 +95,28 @@ def test_a_room_is_free_again_after_a_visitor_who_gave_up_waiting() -> None:
     assert asyncio.run(asyncio.wait_for(story(), 20))
 
 
+def test_int8_answers_as_the_classifier_does(tiny_model: CLIP) -> None:
+    model = copy.deepcopy(tiny_model)
+    prepare(model, "int8")
+    exact, models = encode_pictures(model, torch.zeros(1, 3, 32, 32)), {"tiny": model}
+    jobs = [job(4), job(1, "clip"), job(6)]
+    lanes = Lanes(2)
+    solve(jobs, models, Texts(models, 2**30), partial(lanes.encode, spread=True))
+    lanes.close()
+    assert not torch.equal(exact, model.encode_images(torch.zeros(1, 3, 32, 32)))
+    classifier = Classifier(CLASSES, model, "se")
+    for each in jobs:
+        episode = Episode(encode(model, each.pixels))
+        (expected,) = classifier._answer(["picture"], [episode], each.question.recipes[0])
+        assert each.answer.result()[0].probs == pytest.approx(expected.probs, abs=1e-3)
+
+
 def test_what_fails_in_company_is_tried_alone(tiny_model: CLIP) -> None:
-    def choosy(model: Model, pixels: torch.Tensor) -> torch.Tensor:
+    def choosy(tower: Tower, pixels: torch.Tensor) -> torch.Tensor:
         """Fails if one of the views is black."""
         if (pixels == 0).flatten(1).all(dim=1).any():
             raise MemoryError
-        return model.encode_images(pixels)
+        return tower(pixels)
 
     jobs = [job(4), job(4), job(4, "tpt:lr=1e30"), job(1)]
     jobs[1].pixels.zero_()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:  # so that names and errors of models can be had without the seconds that importing torch takes
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -81,3 +81,13 @@ class Model(Protocol):
     def fingerprint(self) -> str:
         """A hash of architecture and weights: equal fingerprints give equal features."""
         ...
+
+
+def encode_pictures(model: Model, pixels: Tensor) -> Tensor:
+    """Features (n, D) of pictures as they are, not of crops."""
+    return (own_way_with_pictures(model) or model.encode_images)(pixels)
+
+
+def own_way_with_pictures(model: Model) -> Callable[[Tensor], Tensor] | None:
+    """How a model encodes pictures as they are, if otherwise than crops: in more precision, since there is but one."""
+    return getattr(model, "encode_pictures", None)

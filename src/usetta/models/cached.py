@@ -4,7 +4,9 @@ The key is the pixels themselves and the model's fingerprint, so a hit is exact 
 """
 
 import hashlib
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from usetta.models.base import Model
+from usetta.models.base import Model, own_way_with_pictures
 from usetta.models.wheels import write_atomically
 
 
@@ -28,11 +30,20 @@ class CachedImages:
 
     def encode_images(self, pixels: Tensor) -> Tensor:
         """As the model's own, from disk where these very pixels were seen before."""
-        digest = hashlib.blake2b(f"{self._model.fingerprint} {pixels.dtype} {tuple(pixels.shape)}".encode())
+        return self._remembered(pixels, "", self._model.encode_images)
+
+    @property
+    def encode_pictures(self) -> Callable[[Tensor], Tensor] | None:
+        """Likewise, if the model has a way of its own with them."""
+        own = own_way_with_pictures(self._model)
+        return None if own is None else partial(self._remembered, kind="whole ", encode=own)
+
+    def _remembered(self, pixels: Tensor, kind: str, encode: Callable[[Tensor], Tensor]) -> Tensor:
+        digest = hashlib.blake2b(f"{kind}{self._model.fingerprint} {pixels.dtype} {tuple(pixels.shape)}".encode())
         digest.update(pixels.cpu().contiguous().numpy().tobytes())
         file = self._folder / f"{digest.hexdigest()[:32]}.safetensors"
         with suppress(FileNotFoundError, SafetensorError, KeyError):  # absent, or damaged: then it is made anew
             return load_file(file)["features"]
-        features = self._model.encode_images(pixels)
+        features = encode(pixels)
         write_atomically(file, save({"features": features.cpu().contiguous()}))
         return features

@@ -33,32 +33,31 @@ _LOWEST_GELU = -0.16998
 
 
 class Int8VisionTransformer(nn.Module):
-    """Almost the features (n, embed_dim) that `tower` gave to normalised pixels (n, 3, S, S); it loses its blocks."""
+    """Almost the features (n, embed_dim) that `exact` gives to normalised pixels (n, 3, S, S)."""
 
     precision = "int8"
     write: Tensor
     projection: Tensor
     bias: Tensor
 
-    def __init__(self, tower: VisionTransformer) -> None:
+    def __init__(self, exact: VisionTransformer) -> None:
         super().__init__()
-        if not hasattr(torch.ops.onednn, "qlinear_prepack") or tower.projection.device.type != "cpu":
+        if not hasattr(torch.ops.onednn, "qlinear_prepack") or exact.projection.device.type != "cpu":
             raise ModelError("int8 needs a CPU, and a PyTorch that is built with oneDNN; use fp32 or bf16")
-        turn = rotation(len(tower.projection))
+        turn = rotation(len(exact.projection))
         write = turn - turn.mean(dim=0)  # h @ write is h without its mean, turned
-        blocks, tower.blocks = tower.blocks, nn.ModuleList()
-        self.tower = tower
-        self.blocks = nn.ModuleList(_Int8Block(block, turn, write) for block in blocks if isinstance(block, Block))
-        self.eps = tower.ln_post.eps
+        self.exact = exact
+        self.blocks = nn.ModuleList(_Int8Block(each, turn, write) for each in exact.blocks if isinstance(each, Block))
+        self.eps = exact.ln_post.eps
         gain, shift, projection = (
-            each.double() for each in (tower.ln_post.weight, tower.ln_post.bias, tower.projection)
+            each.double() for each in (exact.ln_post.weight, exact.ln_post.bias, exact.projection)
         )
         self.register_buffer("write", write.float())
         self.register_buffer("projection", (turn.T @ (gain[:, None] * projection)).float())
         self.register_buffer("bias", (shift @ projection).float())
 
     def forward(self, pixels: Tensor) -> Tensor:
-        hidden = self.tower.embed_patches(pixels) @ self.write
+        hidden = self.exact.embed_patches(pixels) @ self.write
         for place, block in enumerate(self.blocks):
             hidden = block(hidden, kept=1 if place == len(self.blocks) - 1 else hidden.shape[1])
         return (hidden[:, 0] * _inverse_length(hidden[:, 0], self.eps)) @ self.projection + self.bias

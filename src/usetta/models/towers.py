@@ -6,6 +6,7 @@ Weights are frozen and the towers are always in evaluation mode; only inputs eve
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -19,9 +20,11 @@ if TYPE_CHECKING:
 _PRECISIONS = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
-def chunk_size(device: torch.device) -> int:
+def chunk_size(device: torch.device, precision: str = "fp32") -> int:
     """Pictures encoded at once. Activations of few stay in a CPU's cache."""
-    return 4 if device.type == "cpu" else 64
+    if device.type != "cpu":
+        return 64
+    return 8 if precision == "int8" else 4
 
 
 class TwoTowers(nn.Module, ABC):
@@ -87,12 +90,22 @@ class TwoTowers(nn.Module, ABC):
         std = torch.tensor(self.std, device=self.device).view(3, 1, 1)
         return ((_moved(pixels, self.device).float() / unit - mean) / std).to(self.dtype)
 
-    @torch.no_grad()  # not inference_mode: its tensors may not take part in a later backward pass
     def encode_images(self, pixels: Tensor) -> Tensor:
         """Unit-length float32 features (n, D) of pixels (n, 3, S, S): uint8 in 0..255 or float in 0..1."""
+        return self._encode(pixels, self.image_features)
+
+    @property
+    def encode_pictures(self) -> Callable[[Tensor], Tensor] | None:
+        """The same in full precision, if the image tower has kept it: see `base.own_way_with_pictures`."""
+        exact = getattr(self.image_tower, "exact", None)
+        return None if exact is None else partial(self._encode, image_features=exact)
+
+    @torch.no_grad()  # not inference_mode: its tensors may not take part in a later backward pass
+    def _encode(self, pixels: Tensor, image_features: Callable[[Tensor], Tensor]) -> Tensor:
         if len(pixels) == 0:
             return torch.empty(0, self.embed_dim, device=self.device)
-        features = [self.image_features(self.normalize(part)) for part in torch.split(pixels, chunk_size(self.device))]
+        parts = torch.split(pixels, chunk_size(self.device, self.precision))
+        features = [image_features(self.normalize(part)) for part in parts]
         return normalize(torch.cat(features).float(), dim=-1)
 
     def hidden_states(self, pixels: Tensor) -> Tensor:

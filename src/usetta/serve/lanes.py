@@ -6,12 +6,11 @@ operations, and threads that decode the next pictures take their share of them w
 most in the end.
 """
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
-
-from usetta.models import Model
 
 
 class Lanes:
@@ -22,12 +21,12 @@ class Lanes:
         self.count = count or (1 if torch.cuda.is_available() else self._threads)
         self._pool = ThreadPoolExecutor(self.count, "usetta-lane", initializer=torch.set_num_threads, initargs=(1,))
 
-    def encode(self, model: Model, pixels: Tensor, *, spread: bool) -> Tensor:
+    def encode(self, tower: Callable[[Tensor], Tensor], pixels: Tensor, *, spread: bool) -> Tensor:
         """Features (n, D) of views (n, 3, S, S), in lanes if they shall be `spread`."""
-        if self.count == 1 or not spread:
-            return model.encode_images(pixels)
+        if self.count == 1 or len(pixels) < 2 or not spread:
+            return tower(pixels)
         parts = [part for part in torch.tensor_split(pixels, self.count) if len(part)]
-        features = torch.cat(list(self._pool.map(model.encode_images, parts)))
+        features = torch.cat(list(self._pool.map(tower, parts)))
         torch.set_num_threads(self._threads)  # what a lane sets is its own, but also the default of threads to come
         return features
 
