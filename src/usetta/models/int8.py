@@ -33,7 +33,10 @@ _LOWEST_GELU = -0.16998
 
 
 class Int8VisionTransformer(nn.Module):
-    """Almost the features (n, embed_dim) that `exact` gives to normalised pixels (n, 3, S, S)."""
+    """Almost the features (n, embed_dim) that `exact` gives to normalised pixels (n, 3, S, S).
+
+    `exact` is kept, for the pictures themselves: an error in one of many views is averaged with those of the others.
+    """
 
     precision = "int8"
     write: Tensor
