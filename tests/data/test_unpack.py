@@ -92,7 +92,11 @@ def test_a_link_in_a_zip_is_refused(tmp_path: Path) -> None:
         unpack(archive, "set/images", tmp_path / "pictures")
 
 
-@pytest.mark.parametrize("content", [b"", b"not an archive", tar_of(FILES, "gz")[:60], zip_of(FILES)[:-30]])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"not an archive", tar_of(FILES, "gz")[:60], zip_of(FILES)[:-30]],
+    ids=["empty", "text", "cut tar", "cut zip"],
+)
 def test_a_damaged_archive_is_told(tmp_path: Path, content: bytes) -> None:
     archive = tmp_path / "set.tar.gz"
     archive.write_bytes(content)
