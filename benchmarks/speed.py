@@ -34,7 +34,7 @@ from usetta.adaptive import is_settled, stages
 from usetta.data import load_dataset
 from usetta.episode import encode
 from usetta.images import open_image
-from usetta.models import Model, ModelError, load_model
+from usetta.models import Model, load_model
 from usetta.prompts import ClassPrompts
 from usetta.recipe import run
 from usetta.views import Operation, ViewDraw, ViewRecipe, draw_views, make_views, weak_view
@@ -226,12 +226,8 @@ def int8_speedup(rounds: int) -> float:
 
 @cache
 def int8() -> Model:
-    """The embedded model in int8; compiled, where that is possible."""
-    try:
-        return load_model("embedded", precision="int8", compiled=True)
-    except ModelError as error:
-        print(error, file=sys.stderr)
-        return load_model("embedded", precision="int8")
+    """The embedded model in int8."""
+    return load_model("embedded", precision="int8")
 
 
 def random_views() -> Tensor:

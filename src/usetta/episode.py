@@ -4,9 +4,8 @@ The weak view goes through the tower by itself, so its features are the same to 
 other views. They are those of the picture itself, which no method averages away, so a tower in int8 has fp32 for it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,15 +15,6 @@ from usetta.models import Model
 from usetta.models.base import encode_pictures
 from usetta.prompts import DEFAULT_TEMPLATE, ClassPrompts
 from usetta.recipe import Hidden, Recipe, Result, Reward, run
-
-Tower = Callable[[Tensor], Tensor]
-"""From pixels (n, 3, S, S) to features (n, D)."""
-Through = Callable[[Tower, Tensor], Tensor]
-"""What lets pixels go through a tower, in its own way."""
-
-
-def _as_it_is(tower: Tower, pixels: Tensor) -> Tensor:
-    return tower(pixels)
 
 
 @dataclass(frozen=True)
@@ -53,14 +43,14 @@ def encode(model: Model, pixels: Tensor, *, weak: int = 1) -> Tensor:
     return torch.cat([encode_pictures(model, fitting[:weak]), model.encode_images(fitting[weak:])])
 
 
-def encode_together(model: Model, pictures: Sequence[Tensor], through: Through = _as_it_is) -> list[Tensor]:
+def encode_together(model: Model, pictures: Sequence[Tensor]) -> list[Tensor]:
     """Features (N, D) of the views of each of several pictures, whose views fill the batches of a GPU together.
 
     The weak views make batches of their own, so that a method that looks at nothing else sees the same features.
     """
     fitting = [_resized(each, model.image_size) for each in pictures]
-    weak = through(partial(encode_pictures, model), torch.cat([each[:1] for each in fitting]))
-    strong = through(model.encode_images, torch.cat([each[1:] for each in fitting]))
+    weak = encode_pictures(model, torch.cat([each[:1] for each in fitting]))
+    strong = model.encode_images(torch.cat([each[1:] for each in fitting]))
     others = torch.split(strong, [len(each) - 1 for each in fitting])
     return [torch.cat([first[None], rest]) for first, rest in zip(weak, others, strict=True)]
 

@@ -374,6 +374,7 @@ def test_the_body_of_a_call_has_the_limit_of_all(tiny_model: CLIP) -> None:
 
 
 def test_the_metrics_know_the_page_by_few_routes(server: Running) -> None:
+    assert httpx.get(server.url).status_code == 200
     shown(server)
     compare(server)
     lines = httpx.get(f"{server.url}/metrics").text

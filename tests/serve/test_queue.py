@@ -8,7 +8,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 
 import httpx
 import pytest
@@ -17,13 +16,12 @@ import torch
 from serve.conftest import CLASSES, Running, Waiting, eventually, in_base64, png, running
 from usetta import methods
 from usetta.classifier import Classifier
-from usetta.episode import Episode, Tower, encode
+from usetta.episode import Episode, encode
 from usetta.models import Model
 from usetta.models.base import encode_pictures
 from usetta.models.clip import CLIP
 from usetta.models.precision import prepare
 from usetta.serve.batch import Job, Question, RefusedError, solve
-from usetta.serve.lanes import Lanes
 from usetta.serve.queue import Line, Room
 from usetta.serve.server import listen, make_server
 from usetta.serve.settings import Limits, Settings
@@ -100,9 +98,7 @@ def test_int8_answers_as_the_classifier_does(tiny_model: CLIP) -> None:
     prepare(model, "int8")
     exact, models = encode_pictures(model, torch.zeros(1, 3, 32, 32)), {"tiny": model}
     jobs = [job(4), job(1, "clip"), job(6)]
-    lanes = Lanes(2)
-    solve(jobs, models, Texts(models, 2**30), partial(lanes.encode, spread=True))
-    lanes.close()
+    solve(jobs, models, Texts(models, 2**30))
     assert not torch.equal(exact, model.encode_images(torch.zeros(1, 3, 32, 32)))
     classifier = Classifier(CLASSES, model, "se")
     for each in jobs:
@@ -111,17 +107,20 @@ def test_int8_answers_as_the_classifier_does(tiny_model: CLIP) -> None:
         assert each.answer.result()[0].probs == pytest.approx(expected.probs, abs=1e-3)
 
 
-def test_what_fails_in_company_is_tried_alone(tiny_model: CLIP) -> None:
-    def choosy(tower: Tower, pixels: torch.Tensor) -> torch.Tensor:
+def test_what_fails_in_company_is_tried_alone(tiny_model: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
+    tower = tiny_model.encode_images
+
+    def choosy(pixels: torch.Tensor) -> torch.Tensor:
         """Fails if one of the views is black."""
         if (pixels == 0).flatten(1).all(dim=1).any():
             raise MemoryError
         return tower(pixels)
 
+    monkeypatch.setattr(tiny_model, "encode_images", choosy)
     jobs = [job(4), job(4), job(4, "tpt:lr=1e30"), job(1)]
     jobs[1].pixels.zero_()
     models: dict[str, Model] = {"tiny": tiny_model}
-    solve(jobs, models, Texts(models, 2**30), choosy)
+    solve(jobs, models, Texts(models, 2**30))
     alone = Classifier(CLASSES, tiny_model, "se", views=4)
     assert jobs[0].answer.result()[0].label in alone.classes
     assert isinstance(jobs[1].answer.exception(), MemoryError)

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, normalize, scaled_dot_product_attention
 
 from usetta.models.config import CLIPConfig, TextConfig, ViTConfig
+from usetta.models.lanes import in_parts
 from usetta.models.resnet import ModifiedResNet
 from usetta.models.tokenizer import CLIPTokenizer, default_tokenizer
-from usetta.models.towers import TwoTowers, chunk_size
+from usetta.models.towers import TwoTowers
 from usetta.models.transformer import Attention, Block, make_blocks
 
 TAIL_BLOCKS = 3
@@ -111,10 +112,9 @@ class Tail:
         features = self._tower.pool(hidden)
         return normalize(features.to(torch.promote_types(features.dtype, torch.float32)), dim=-1)
 
-    @torch.no_grad()
     def encode(self, hidden: Tensor, changes: Sequence[Change] | None = None) -> Tensor:
         """The same in parts that fit into memory, without a graph."""
-        return torch.cat([self(part, changes) for part in torch.split(hidden, chunk_size(self.device))])
+        return in_parts(lambda part: self(part, changes), hidden, self.device)
 
 
 def _run(block: nn.Module, hidden: Tensor, kept: int, change: Change | None = None) -> Tensor:
@@ -230,20 +230,20 @@ class CLIP(TwoTowers):
         features: Tensor = self.image_tower(pixels)
         return features
 
-    @torch.no_grad()
     def hidden_states(self, pixels: Tensor) -> Tensor:
         """What enters the last blocks of the image tower (n, tokens, width), of pixels as `encode_images` takes them.
 
         64 views of ViT-B/16 take 38 MB.
         """
         tower = self._vision_transformer()
-        states = []
-        for part in torch.split(pixels, chunk_size(self.device)):
-            hidden = tower.embed_patches(self.normalize(part))
+
+        def before_tail(part: Tensor) -> Tensor:
+            hidden: Tensor = tower.embed_patches(self.normalize(part))
             for block in tower.blocks[:-TAIL_BLOCKS]:
                 hidden = block(hidden)
-            states.append(hidden)
-        return torch.cat(states)
+            return hidden
+
+        return in_parts(before_tail, pixels, self.device)
 
     def tail(self) -> Tail:
         """The last blocks of the image tower: `tail().encode(hidden_states(pixels))` are the features."""

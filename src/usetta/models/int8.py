@@ -9,13 +9,7 @@ remains is exactly the same function, without outliers. No pictures are needed t
 Activations have a scale for each token, so a picture's features do not depend on its company in a batch. Both they and
 the weights have 8 bits. But processors without VNNI add the products of two neighbours in 16 bits, so the scale of a
 row of weights sees to it that 255 times the sum of two neighbours of one sign fits there: all sums are exact.
-
-What happens between the products is in a few functions of whole rows, which PyTorch can compile.
 """
-
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -65,13 +59,6 @@ class Int8VisionTransformer(nn.Module):
             hidden = block(hidden, kept=1 if place == len(self.blocks) - 1 else hidden.shape[1])
         return (hidden[:, 0] * _inverse_length(hidden[:, 0], self.eps)) @ self.projection + self.bias
 
-    def compile(self, *_: Any, **__: Any) -> None:
-        """Let PyTorch compile what happens between the products; those are oneDNN's, and left as they are."""
-        compiled = _Between(*(torch.compile(getattr(_EAGER, each.name), dynamic=True) for each in fields(_Between)))
-        for block in self.blocks:
-            if isinstance(block, _Int8Block):
-                block.between = compiled
-
 
 class _Int8Block(nn.Module):
     """A `Block` on the turned stream (n, tokens, width)."""
@@ -79,7 +66,6 @@ class _Int8Block(nn.Module):
     def __init__(self, block: Block, turn: Tensor, write: Tensor) -> None:
         super().__init__()
         attention, mlp = block.attention, block.mlp
-        self.between = _EAGER
         self.heads = attention.heads
         self.eps = block.ln_1.eps
         self.is_quick = mlp.is_quick
@@ -95,16 +81,15 @@ class _Int8Block(nn.Module):
     def forward(self, hidden: Tensor, kept: int) -> Tensor:
         """The first `kept` hidden states (n, kept, width) after this block."""
         n, length, width = hidden.shape
-        do = self.between
-        levels, step = do.read(hidden.view(-1, width), self.eps)
-        qkv = do.scale(self.qkv(levels), step, self.qkv.bias)
+        levels, step = _read(hidden.view(-1, width), self.eps)
+        qkv = _scale(self.qkv(levels), step, self.qkv.bias)
         q, k, v = qkv.view(n, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         mixed = scaled_dot_product_attention(q[:, :, :kept], k, v).transpose(1, 2).reshape(-1, width)
-        levels, step = do.round(mixed)
-        rows = do.add(hidden[:, :kept].reshape(-1, width), self.out(levels), step, self.out.bias)
-        levels, step = do.read(rows, self.eps)
-        levels, step = do.activate(self.up(levels), step, self.up.bias, self.is_quick)
-        return do.add(rows, self.down(levels), step, self.down.bias).view(n, kept, width)
+        levels, step = _round(mixed)
+        rows = _add(hidden[:, :kept].reshape(-1, width), self.out(levels), step, self.out.bias)
+        levels, step = _read(rows, self.eps)
+        levels, step = _activate(self.up(levels), step, self.up.bias, self.is_quick)
+        return _add(rows, self.down(levels), step, self.down.bias).view(n, kept, width)
 
 
 class _Int8Linear(nn.Module):
@@ -180,18 +165,6 @@ def _activate(product: Tensor, step: Tensor, bias: Tensor, is_quick: bool) -> tu
     x = silu(x, inplace=True) if is_quick else gelu(x)
     step = x.amax(dim=1, keepdim=True).sub_(lowest).div_(255)
     return torch.sub(x, lowest).mul_(step.reciprocal()).add_(0.5).to(torch.uint8), step
-
-
-@dataclass(frozen=True)
-class _Between:
-    read: Callable[[Tensor, float], tuple[Tensor, Tensor]] = _read
-    round: Callable[[Tensor], tuple[Tensor, Tensor]] = _round
-    scale: Callable[[Tensor, Tensor, Tensor], Tensor] = _scale
-    add: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = _add
-    activate: Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor]] = _activate
-
-
-_EAGER = _Between()
 
 
 def _lowest(is_quick: bool) -> float:

@@ -29,6 +29,8 @@ def prepare(model: Model, precision: str = "fp32", *, compiled: bool = False) ->
     check_precision(precision)
     if isinstance(model, TwoTowers):
         if precision == "int8":
+            if compiled:
+                raise ModelError("int8 is not for torch.compile, which would gain next to nothing: leave that out")
             model.image_tower = _int8(model)
         elif precision in _HALVES:
             _check_half(model, precision)

@@ -13,18 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from usetta.models.lanes import in_parts
+
 if TYPE_CHECKING:
     from usetta.models.clip import Tail
 
 
 _PRECISIONS = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-
-
-def chunk_size(device: torch.device, precision: str = "fp32") -> int:
-    """Pictures encoded at once. Activations of few stay in a CPU's cache."""
-    if device.type != "cpu":
-        return 64
-    return 8 if precision == "int8" else 4
 
 
 class TwoTowers(nn.Module, ABC):
@@ -100,13 +95,11 @@ class TwoTowers(nn.Module, ABC):
         exact = getattr(self.image_tower, "exact", None)
         return None if exact is None else partial(self._encode, image_features=exact)
 
-    @torch.no_grad()  # not inference_mode: its tensors may not take part in a later backward pass
     def _encode(self, pixels: Tensor, image_features: Callable[[Tensor], Tensor]) -> Tensor:
         if len(pixels) == 0:
             return torch.empty(0, self.embed_dim, device=self.device)
-        parts = torch.split(pixels, chunk_size(self.device, self.precision))
-        features = [image_features(self.normalize(part)) for part in parts]
-        return normalize(torch.cat(features).float(), dim=-1)
+        features = in_parts(lambda part: image_features(self.normalize(part)), pixels, self.device)
+        return normalize(features.float(), dim=-1)
 
     def hidden_states(self, pixels: Tensor) -> Tensor:
         """What enters the last blocks of the image tower (n, tokens, width), of pixels as `encode_images` takes them.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from usetta.classifier import Classifier, Prediction
-from usetta.episode import Episode, Through, check, encode_together, encode_with_hidden
+from usetta.episode import Episode, check, encode_together, encode_with_hidden
 from usetta.models import Model
 from usetta.models.base import own_way_with_pictures
 from usetta.recipe import Recipe
@@ -82,8 +82,8 @@ class _Part:
     recipe: Recipe
 
 
-def solve(jobs: Sequence[Job], models: Mapping[str, Model], texts: Texts, through: Through) -> None:
-    """Give every job its answer or its error; views go `through` the image tower of their model."""
+def solve(jobs: Sequence[Job], models: Mapping[str, Model], texts: Texts) -> None:
+    """Give every job its answer or its error."""
     seen: list[_Seen] = []
 
     def read(some: Sequence[Job]) -> None:
@@ -92,7 +92,7 @@ def solve(jobs: Sequence[Job], models: Mapping[str, Model], texts: Texts, throug
     for job in jobs:
         _attempt([job], read, lambda job: job)
     for some in _alike(seen, _tower):
-        _attempt(some, lambda some: _encode(some, models, through), lambda each: each.job)
+        _attempt(some, lambda some: _encode(some, models), lambda each: each.job)
     parts = (
         _Part(each, each.episode, recipe)
         for each in seen
@@ -114,7 +114,7 @@ def _read(job: Job, models: Mapping[str, Model], texts: Texts) -> _Seen:
     return _Seen(job, classifier)
 
 
-def _encode(seen: Sequence[_Seen], models: Mapping[str, Model], through: Through) -> None:
+def _encode(seen: Sequence[_Seen], models: Mapping[str, Model]) -> None:
     """Views of several pictures together through the tower of their model."""
     model = models[seen[0].job.question.wording.model]
     pixels = torch.cat([each.job.pixels for each in seen])
@@ -126,9 +126,9 @@ def _encode(seen: Sequence[_Seen], models: Mapping[str, Model], through: Through
             each.episode = Episode(own, hidden=hidden)
         return
     if own_way_with_pictures(model):
-        found: Sequence[Tensor] = encode_together(model, [each.job.pixels for each in seen], through)
+        found: Sequence[Tensor] = encode_together(model, [each.job.pixels for each in seen])
     else:
-        found = torch.split(through(model.encode_images, pixels), counts)
+        found = torch.split(model.encode_images(pixels), counts)
     for each, features in zip(seen, found, strict=True):
         each.episode = Episode(features)
 

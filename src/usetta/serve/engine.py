@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from threading import Thread
 from typing import Any
 
@@ -26,7 +25,6 @@ from usetta.models import Model, ModelError, load_model
 from usetta.serve.batch import Job, Question, solve
 from usetta.serve.errors import ApiError
 from usetta.serve.intake import Upload
-from usetta.serve.lanes import Lanes
 from usetta.serve.metrics import Metrics
 from usetta.serve.queue import Line, Room
 from usetta.serve.settings import Settings
@@ -143,19 +141,17 @@ class Engine:
 
     def _work(self) -> None:
         try:
-            texts, lanes = Texts(self.models, self.settings.text_bytes, self._load()), Lanes()
+            texts = Texts(self.models, self.settings.text_bytes, self._load())
             self.ready = True
             while jobs := self._line.take(self.settings.batch_views):
-                self._solve(jobs, texts, lanes)
+                self._solve(jobs, texts)
                 del jobs  # else the views stay in memory until the next request
-            lanes.close()
         except Exception as error:  # noqa: BLE001 - whatever it is, the server must know and stop
             self.ready, self.failure = False, error
 
-    def _solve(self, jobs: list[Job], texts: Texts, lanes: Lanes) -> None:
+    def _solve(self, jobs: list[Job], texts: Texts) -> None:
         start = time.perf_counter()
-        busy = len(jobs) > 1 or self.taken > 1
-        solve(jobs, self.models, texts, partial(lanes.encode, spread=busy))
+        solve(jobs, self.models, texts)
         texts.trim()
         seconds = time.perf_counter() - start
         self._pace += 0.1 * (seconds / len(jobs) - self._pace)

@@ -17,7 +17,7 @@ from torch import Tensor
 from usetta.look import Look, even
 from usetta.losses import Reward
 from usetta.models.clip import Change, LowRank, Tail
-from usetta.models.towers import chunk_size
+from usetta.models.lanes import part_size
 from usetta.tune.adamw import PerImage
 from usetta.tune.steps import descend, slope
 
@@ -60,7 +60,7 @@ class LoraTuner:
         states = self._hidden.states[image]
         weights = self.weights[image]
         total = [torch.zeros_like(weight) for weight in weights]
-        size = chunk_size(self._hidden.tail.device)
+        size = part_size(self._hidden.tail.device)
         for some, pull in zip(torch.split(views, size), torch.split(grad, size), strict=True):
             with torch.enable_grad():
                 features = self._hidden.tail(states[some], _changes(weights))
