@@ -46,7 +46,7 @@ Precision = Annotated[
 ]
 Device = Annotated[str | None, typer.Option("--device", help="Where the model computes: cpu (the default), cuda, mps.")]
 Compiled = Annotated[
-    bool, typer.Option("--compile", help="Let torch.compile translate the image tower, which takes a minute.")
+    bool, typer.Option("--compile", help="Let torch.compile translate the image tower, in a minute; not for int8.")
 ]
 Templates = Annotated[
     list[str] | None,

@@ -144,7 +144,7 @@ def load_model(
     weights: a local file with weights for the named architecture, or "random" for meaningless ones drawn from `seed`.
     activation: "quick_gelu" or "gelu", where neither a configuration beside the weights nor their name tells.
     precision: of the image tower: fp32, bf16, fp16 (on a GPU) or int8 (on a CPU).
-    compiled: let `torch.compile` translate the image tower when it is first used, which takes a minute.
+    compiled: let `torch.compile` translate the image tower when it is first used, which takes a minute; not for int8.
     offline: use what is in the cache, never the network.
     """
     from usetta.models.precision import check_precision, prepare
