@@ -5,18 +5,19 @@ measurement, see docs/performance.md: bit operations on bytes are cheaper than a
 than single pixels, and what is left stays with Pillow. An operation that changes nothing returns its argument.
 """
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import groupby
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 
 Pixels: TypeAlias = NDArray[np.uint8]
-"""A picture (S, S, 3), contiguous."""
+"""A picture (3, S, S), contiguous: channels lie apart, as models want them."""
 
 
 @dataclass(frozen=True)
@@ -38,19 +39,40 @@ def mix(
     The published code normalises each term first. Normalisation is affine and the coefficients m and (1 - m) · w_j
     sum to one, so mixing pixels and normalising once gives the same.
     """
-    mixed = np.multiply(crop, m / 255, dtype=np.float32)
-    term = np.empty_like(mixed)
+    np.multiply(crop, m / 255, out=out, dtype=np.float32)
     for weight, chain in zip(weights, chains, strict=True):
         end = crop
         for operation in chain:
             end = _OPERATIONS[operation.name](end, operation.level, operation.sign)
-        mixed += np.multiply(end, (1 - m) * weight / 255, out=term, dtype=np.float32)
-    np.clip(mixed, 0, 1, out=mixed)  # white may come out a rounding error above one
-    out[:] = mixed.transpose(2, 0, 1)
+        (term,) = _scratch.floats(1, crop.size)
+        out += np.multiply(end, (1 - m) * weight / 255, out=term.reshape(crop.shape), dtype=np.float32)
+    np.clip(out, 0, 1, out=out)  # white may come out a rounding error above one
+
+
+def write_channels(image: Image.Image, out: Pixels) -> None:
+    """Write the pixels of an RGB picture to `out` (3, H, W)."""
+    for name, plane in zip("RGB", out, strict=True):
+        plane[:] = np.frombuffer(image.tobytes("raw", name), np.uint8).reshape(plane.shape)
 
 
 def _by_pillow(x: Pixels, function: Callable[[Image.Image], Image.Image]) -> Pixels:
-    return np.asarray(function(Image.fromarray(x)))
+    out = np.empty_like(x)
+    write_channels(function(Image.merge("RGB", [Image.fromarray(plane) for plane in x])), out)
+    return out
+
+
+class _Scratch(threading.local):
+    """Memory that a thread uses again and again: new memory may cost more than what is computed in it."""
+
+    memory: NDArray[np.float32] = np.empty(0, np.float32)
+
+    def floats(self, rows: int, count: int) -> NDArray[np.float32]:
+        if len(self.memory) < rows * count:
+            self.memory = np.empty(rows * count, np.float32)
+        return self.memory[: rows * count].reshape(rows, count)
+
+
+_scratch = _Scratch()
 
 
 # --- grey levels -----------------------------------------------------------------------------------------------------
@@ -58,22 +80,33 @@ def _by_pillow(x: Pixels, function: Callable[[Image.Image], Image.Image]) -> Pix
 
 def _autocontrast(x: Pixels, u: float, sign: int) -> Pixels:
     """Stretch the levels of each channel to 0..255, by a table; a channel of one level stays as it is."""
-    rows = x.reshape(len(x), -1)
-    low = rows.min(axis=0).reshape(-1, 3).min(axis=0).astype(np.float64)
-    high = rows.max(axis=0).reshape(-1, 3).max(axis=0).astype(np.float64)
+    levels = x.reshape(3, -1)
+    low, high = levels.min(axis=1).astype(np.float64), levels.max(axis=1).astype(np.float64)
     flat = low == high
     low[flat], high[flat] = 0, 255
     if not low.any() and (high == 255).all():
         return x
     scale = 255 / (high - low)
-    levels = np.arange(256) * scale[:, None] - (low * scale)[:, None]
-    table = levels.clip(0, 255).astype(np.uint8).ravel()
-    stretched: Pixels = table.take(rows + np.tile(np.array([0, 256, 512], np.uint16), len(x))).reshape(x.shape)
-    return stretched
+    table = np.arange(256) * scale[:, None] - (low * scale)[:, None]
+    return _looked_up(x, table.clip(0, 255).astype(np.uint8))
 
 
 def _equalize(x: Pixels, u: float, sign: int) -> Pixels:
-    return _by_pillow(x, ImageOps.equalize)
+    """Spread the levels of each channel evenly, by a table; a channel of one level stays as it is."""
+    counts = np.array([Image.fromarray(plane).histogram() for plane in x])
+    darker = counts.cumsum(axis=1) - counts
+    lightest = 255 - (counts[:, ::-1] > 0).argmax(axis=1)
+    step = darker[[0, 1, 2], lightest][:, None] // 255
+    table = np.where(step == 0, np.arange(256), (step // 2 + darker) // np.maximum(step, 1))
+    return _looked_up(x, table.clip(max=255).astype(np.uint8))
+
+
+def _looked_up(x: Pixels, table: Pixels) -> Pixels:
+    """What a table (3, 256) has for the levels of a picture."""
+    out = np.empty_like(x)
+    for levels, plane, new in zip(table, x, out, strict=True):
+        levels.take(plane, out=new, mode="clip")  # with `out`, the default mode would compute in a copy of it
+    return out
 
 
 def _posterize(x: Pixels, u: float, sign: int) -> Pixels:
@@ -100,15 +133,15 @@ def _translate_y(x: Pixels, u: float, sign: int) -> Pixels:
 
 
 def _translated(x: Pixels, u: float, sign: int, *, vertical: bool) -> Pixels:
-    shift = int(u * (len(x) / 3) / 10)
+    shift = int(u * (x.shape[-1] / 3) / 10)
     if shift == 0:
         return x
     out = np.zeros_like(x)
-    lines, out_lines = (x, out) if vertical else (x.transpose(1, 0, 2), out.transpose(1, 0, 2))
+    source, target = _upright(x, vertical), _upright(out, vertical)
     if sign > 0:
-        out_lines[:-shift] = lines[shift:]
+        target[:, :, :-shift] = source[:, :, shift:]
     else:
-        out_lines[shift:] = lines[:-shift]
+        target[:, :, shift:] = source[:, :, :-shift]
     return out
 
 
@@ -134,19 +167,26 @@ def _sheared(x: Pixels, slope: float, *, vertical: bool) -> Pixels:
     the rounding of float32 to matter. If an f is next to such a fraction, everything hangs on the order in which
     Pillow rounds, and Pillow is asked.
     """
-    shift = slope * (np.arange(len(x)) + 0.5)
-    f = shift - np.floor(shift)
+    size = x.shape[-1]
+    shift = slope * (np.arange(size) + 0.5)
+    whole = np.floor(shift)
+    f = shift - whole
     fractions, middles = _fractions()
     above = np.searchsorted(fractions, f)  # 0 if f is 0: then the distance to the fraction "below" is negative
     if min((f - fractions[above - 1]).min(), (fractions[above] - f).min()) < 1e-10:
         matrix = (1, 0, 0, slope, 1, 0) if vertical else (1, slope, 0, 0, 1, 0)
         return _by_pillow(x, lambda image: _transformed(image, matrix))
-    a, b = _neighbours(x, np.floor(2 * shift).astype(int).tolist(), vertical=vertical)
     part = middles[above - 1]
-    values = np.subtract(b, a, dtype=np.float32)
-    values *= part.repeat(3) if vertical else part[:, None]
-    values += a
-    sheared: Pixels = values.astype(np.uint8).reshape(x.shape)
+    moved = _moved(x, whole, vertical=vertical)
+    a, values = _scratch.floats(2, moved.size)
+    a[:] = moved.ravel()
+    # In memory, the next pixel of a column is a line further. What follows on the last pixel of a line is not used.
+    further = size if vertical else 1
+    between = np.subtract(a[further:], a[:-further], out=values[:-further])
+    between *= np.tile(part, 3 * (size + 1))[:-size] if vertical else np.tile(part.repeat(size + 1), 3)[:-1]
+    between += a[:-further]
+    sheared: Pixels = values.reshape(moved.shape)[:, :size, :size].astype(np.uint8)
+    _blacken(sheared, np.floor(shift + 0.5), vertical=vertical)
     return sheared
 
 
@@ -158,26 +198,40 @@ def _fractions() -> tuple[NDArray[np.float64], NDArray[np.float32]]:
     return fractions, ((fractions[:-1] + fractions[1:]) / 2).astype(np.float32)
 
 
-def _neighbours(x: Pixels, halves: list[int], *, vertical: bool) -> tuple[Pixels, Pixels]:
-    """The pixels on either side of each place that a sheared picture is sampled at, both (S, 3 S).
+def _moved(x: Pixels, shifts: NDArray[np.float64], *, vertical: bool) -> Pixels:
+    """Lines that begin so many pixels further on, and end one later. The border goes on beyond itself by one pixel."""
+    size = x.shape[-1]
+    out = np.zeros((3, size + 1, size) if vertical else (3, size, size + 1), np.uint8)
+    source, target = _upright(x, vertical), _upright(out, vertical)
+    for lines, shift in _runs(shifts):
+        k = min(max(shift, -size), size)  # all beyond is black
+        left, right = max(0, -k), min(size + 1, size - k)
+        target[:, lines, left:right] = source[:, lines, left + k : right + k]
+        if k < 0:
+            target[:, lines, left - 1] = source[:, lines, 0]
+        else:
+            target[:, lines, right] = source[:, lines, -1]
+    return out
 
-    `halves` are the shifts of the lines in half pixels, rounded down. A place up to half a pixel outside counts as on
-    the border.
-    """
-    size, axis = len(x), 0 if vertical else 1
-    padded = np.concatenate([x.take([0], axis), x, x.take([-1], axis)], axis)
-    a, b = np.zeros_like(x), np.zeros_like(x)
-    lines, a_lines, b_lines = (each.transpose(1, 0, 2) if vertical else each for each in (padded, a, b))
-    first = 0
-    for half, members in groupby(halves):
-        last = first + len(list(members))
-        k, nearest = half // 2, (half + 1) // 2
-        left = max(0, -nearest)
-        right = max(left, min(size, size - nearest))
-        a_lines[first:last, left:right] = lines[first:last, left + k + 1 : right + k + 1]
-        b_lines[first:last, left:right] = lines[first:last, left + k + 2 : right + k + 2]
-        first = last
-    return a.reshape(size, -1), b.reshape(size, -1)
+
+def _blacken(x: Pixels, shifts: NDArray[np.float64], *, vertical: bool) -> None:
+    """Where lines, so shifted, come from outside."""
+    target = _upright(x, vertical)
+    for lines, n in _runs(shifts):
+        if n:
+            target[:, lines, slice(-n) if n < 0 else slice(-n, None)] = 0
+
+
+def _upright(x: Pixels, vertical: bool) -> Pixels:
+    """The picture with its columns for rows if it is they that move."""
+    return x.transpose(0, 2, 1) if vertical else x
+
+
+def _runs(values: NDArray[np.float64]) -> Iterator[tuple[slice, int]]:
+    """Where whole numbers stay the same, and which they are."""
+    ends = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist(), len(values)]
+    for first, last in pairwise(ends):
+        yield slice(first, last), int(values[first])
 
 
 def _transformed(image: Image.Image, matrix: tuple[float, ...]) -> Image.Image:

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from usetta.augmix import OPERATION_NAMES, Operation, mix
+from usetta.augmix import OPERATION_NAMES, Operation, mix, write_channels
 
 __all__ = [
     "Operation",
@@ -125,7 +125,7 @@ def make_views(
         rng = _new_generator()
         for place, view in iter(waiting.get, None):
             if view == 0:
-                pixels[place] = np.asarray(weak_view(image, S)).transpose(2, 0, 1)
+                write_channels(weak_view(image, S), pixels[place])
                 if recipe.augmix:
                     pixels[place] /= 255
             else:
@@ -195,11 +195,12 @@ def _apply(image: Image.Image, draw: ViewDraw, out: NDArray[Any]) -> None:
     crop = image.crop(draw.box).resize((size, size), Image.Resampling.BILINEAR)
     if draw.flip:
         crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    pixels = np.asarray(crop)
-    if draw.chains:
-        mix(pixels, draw.chains, draw.weights, draw.m, out)
-    else:
-        out[:] = pixels.transpose(2, 0, 1)
+    if not draw.chains:
+        write_channels(crop, out)
+        return
+    pixels = np.empty(out.shape, np.uint8)
+    write_channels(crop, pixels)
+    mix(pixels, draw.chains, draw.weights, draw.m, out)
 
 
 def _without_far_ends(image: Image.Image, longest: int = 100) -> Image.Image:
