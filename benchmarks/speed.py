@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,7 +37,8 @@ from usetta.adaptive import is_settled, stages
 from usetta.data import load_dataset
 from usetta.episode import encode
 from usetta.images import open_image
-from usetta.models import Model, load_model
+from usetta.models import load_model
+from usetta.models.precision import computes_in_bf16
 from usetta.prompts import ClassPrompts
 from usetta.recipe import run
 from usetta.views import Operation, ViewDraw, ViewRecipe, draw_views, make_views, weak_view
@@ -45,6 +47,8 @@ MEAN = torch.tensor([0.48145466, 0.4578275, 0.40821073]).view(3, 1, 1)
 STD = torch.tensor([0.26862954, 0.26130258, 0.27577711]).view(3, 1, 1)
 SETS = ("caltech101", "flowers102", "oxford_pets", "dtd10")
 ROOT = Path(os.environ.get("USETTA_SHARED", "../shared")) / "data"
+PRECISIONS = ("fp32", "bf16", "int8") if computes_in_bf16() else ("fp32", "int8")
+"""Those that this processor has instructions for."""
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -211,40 +215,38 @@ def classes_over_few(rounds: int) -> float:
 # --- precision of the image tower ------------------------------------------------------------------------------------
 
 
-def tower_speedup(rounds: int) -> float:
-    """64 views in int8, against the tower as it is usually run: all views at once, all tokens in all blocks, fp32."""
-    exact, pixels = load_model("embedded"), random_views()
-    tower = exact.image_tower
+@cache
+def tower(rounds: int) -> dict[str, float]:
+    """How many times faster 64 views are in each precision than by the tower as it is usually run.
+
+    That is all views at once, all tokens in all blocks, in fp32.
+    """
+    pixels, exact = random_views(), embedded("fp32")
 
     @torch.no_grad()
     def plain() -> None:
-        hidden = tower.embed_patches(exact.normalize(pixels))
-        for block in tower.blocks:
+        hidden = exact.image_tower.embed_patches(exact.normalize(pixels))
+        for block in exact.image_tower.blocks:
             hidden = block(hidden)
-        tower.pool(hidden)
+        exact.image_tower.pool(hidden)
 
-    return speedup(plain, partial(encode, int8(), pixels), min(rounds, 3))
-
-
-def int8_speedup(rounds: int) -> float:
-    """64 views in int8, against our own fp32."""
-    pixels = random_views()
-    return speedup(partial(encode, load_model("embedded"), pixels), partial(encode, int8(), pixels), min(rounds, 3))
+    ways = [partial(encode, embedded(precision), pixels) for precision in PRECISIONS]
+    slow, *quick = shortest([plain, *ways], min(rounds, 3))
+    return {precision: slow / taken for precision, taken in zip(PRECISIONS, quick, strict=True)}
 
 
 @cache
-def int8() -> Model:
-    """The embedded model in int8."""
-    return load_model("embedded", precision="int8")
+def embedded(precision: str) -> Any:
+    return load_model("embedded", precision=precision)
 
 
 def random_views() -> Tensor:
     return torch.randint(0, 256, (64, 3, 224, 224), dtype=torch.uint8)
 
 
-def int8_agreement(pictures: int) -> float:
-    """Share of equal answers by the weak view of real pictures, if it too were encoded in int8, and in fp32."""
-    exact, other, same, cosines = load_model("embedded"), int8(), 0, []
+def weak_agreement(precision: str, pictures: int) -> float:
+    """Share of equal answers in a precision and in fp32 by the weak view of real pictures, encoded as crops are."""
+    exact, other, same, cosines = embedded("fp32"), embedded(precision), 0, []
     for name in (*SETS, "imagenet1000"):
         dataset = load_dataset(ROOT / name)
         text = ClassPrompts(exact.text, dataset.classes).features()
@@ -254,13 +256,13 @@ def int8_agreement(pictures: int) -> float:
             ours, theirs = exact.encode_images(pixels), other.encode_images(pixels)
             same += int((ours @ text.T).argmax() == (theirs @ text.T).argmax())
             cosines.append(float((ours * theirs).sum()))
-    print(f"int8: cosine {np.mean(cosines):.5f}, at least {min(cosines):.5f}", file=sys.stderr)
+    print(f"{precision}: cosine {np.mean(cosines):.5f}, at least {min(cosines):.5f}", file=sys.stderr)
     return same / len(cosines)
 
 
 def tower_agreement(pictures: int) -> float:
-    """Share of real pictures for which neither CLIP's answer nor SE's, from 64 views, differs from that in fp32."""
-    exact, other, same = load_model("embedded"), int8(), 0
+    """Share of real pictures for which CLIP and SE, on 64 views, both answer in int8 as they do in fp32."""
+    exact, other, same = embedded("fp32"), embedded("int8"), 0
     for name in SETS:
         dataset = load_dataset(ROOT / name)
         text = ClassPrompts(exact.text, dataset.classes).features()
@@ -287,12 +289,13 @@ def adaptive(pictures: int) -> tuple[float, float]:
 
     Views are encoded stage by stage to the last, and the clock is read where adaptive views would have ended.
     """
-    model, se = load_model("embedded"), methods.get("se")
-    early, late, change, count = 0.0, 0.0, 0, 0
+    model, se = embedded("fp32"), methods.get("se")
+    whole = np.zeros(5)
     for name in SETS:
         dataset = load_dataset(ROOT / name)
         assert dataset.labels is not None
         text = ClassPrompts(model.text, dataset.classes).features()
+        sums = np.zeros(5)  # seconds until settled and to the end, views until settled, right by these and by all
         for i in range(pictures):
             item = dataset[i * len(dataset) // pictures]
             start, settled, seen = time.perf_counter(), None, None
@@ -304,13 +307,21 @@ def adaptive(pictures: int) -> tuple[float, float]:
                     settled = time.perf_counter() - start, len(seen)
             assert settled is not None
             assert seen is not None
-            early, late, count = early + settled[0], late + time.perf_counter() - start, count + 1
-            few, all_of_them = (
-                int(run(se, seen[None, :n], text, model.logit_scale).probs.argmax()) == item.label
-                for n in (settled[1], 64)
-            )
-            change += few - all_of_them
-    return late / early, 100 * change / count
+            seconds, views = settled
+            right = [
+                int(run(se, seen[None, :n], text, model.logit_scale).probs.argmax()) == item.label for n in (views, 64)
+            ]
+            sums += seconds, time.perf_counter() - start, views, *right
+        early, late, views, few, all_of_them = sums
+        print(
+            f"{name}: {views / pictures:.1f} views instead of 64, {late / early:.2f} times as fast, "
+            f"{few:.0f} of {pictures} right instead of {all_of_them:.0f}",
+            file=sys.stderr,
+            flush=True,
+        )
+        whole += sums
+    early, late, _, few, all_of_them = whole
+    return late / early, 100 * (few - all_of_them) / (len(SETS) * pictures)
 
 
 # --- all of them -----------------------------------------------------------------------------------------------------
@@ -329,27 +340,38 @@ FIGURES = {
     "crop_speedup": Figure(crop_speedup, "≥ 2", "64 views by crops and flips, likewise"),
     "se_over_tower": Figure(se_over_tower, "≤ 1.1", "SE from file to answer, ÷ the bare tower on 64 views"),
     "classes_over_few": Figure(classes_over_few, "≤ 1.25", "SE with 1000 classes ÷ with 10"),
-    "tower_speedup": Figure(tower_speedup, "≥ 2", "image tower in int8, against plain PyTorch in fp32"),
-    "int8_speedup": Figure(int8_speedup, "", "the same, against our own fp32"),
+    "tower_speedup": Figure(lambda n: tower(n)["int8"], "≥ 2", "image tower in int8, against plain PyTorch in fp32"),
     "tower_agreement": Figure(
         tower_agreement, "≥ 0.99", "equal answers of CLIP and SE in int8 and fp32 (real pictures)"
     ),
-    "int8_agreement": Figure(int8_agreement, "", "equal answers if the weak view were in int8 too (real pictures)"),
+    "int8_agreement": Figure(
+        partial(weak_agreement, "int8"), "", "equal answers if the weak view were in int8 too (real pictures)"
+    ),
+    "fp32_speedup": Figure(lambda n: tower(n)["fp32"], "", "our own image tower in fp32, against plain PyTorch"),
     "adaptive_speedup": Figure(lambda n: adaptive(n)[0], "≥ 2", "adaptive views, against 64 (real pictures)"),
     "adaptive_accuracy_change": Figure(lambda n: adaptive(n)[1], "≥ −0.3", "the same, points of accuracy"),
 }
+if "bf16" in PRECISIONS:
+    FIGURES |= {
+        "bf16_speedup": Figure(lambda n: tower(n)["bf16"], "", "image tower in bf16, against plain PyTorch in fp32"),
+        "bf16_agreement": Figure(
+            partial(weak_agreement, "bf16"), "", "equal answers by the weak view in bf16 and fp32 (real pictures)"
+        ),
+    }
 
-REAL = ("tower_agreement", "int8_agreement", "adaptive_speedup", "adaptive_accuracy_change")
+REAL = ("tower_agreement", "int8_agreement", "bf16_agreement", "adaptive_speedup", "adaptive_accuracy_change")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("figures", nargs="*", metavar="figure", help="some of them; all if none is named")
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--pictures", type=int, default=2, help="of each set of real pictures, for what needs them")
+    parser.add_argument("--pictures", type=int, default=6, help="of each set of real pictures, for what needs them")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     names = options.figures or list(FIGURES)
+    if unknown := set(names) - set(FIGURES):
+        parser.error(f"no such figure here: {', '.join(sorted(unknown))}; there are {', '.join(FIGURES)}")
     found = {}
     for name in names:
         found[name] = FIGURES[name].measure(options.pictures if name in REAL else options.rounds)

@@ -16,7 +16,7 @@ from usetta.models.base import encode_pictures
 from usetta.models.clip import CLIP, VisionTransformer
 from usetta.models.config import CLIPConfig
 from usetta.models.int8 import Int8VisionTransformer, _Int8Linear, _round, _scale, rotation
-from usetta.models.precision import prepare
+from usetta.models.precision import computes_in_bf16, prepare
 
 
 def pixels_for(model: CLIP, n: int = 6) -> Tensor:
@@ -206,6 +206,8 @@ def test_slow_bf16_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCa
         with caplog.at_level(logging.WARNING, logger="usetta"):
             prepare(disturbed(TINY_VIT), "bf16")
         assert ("no instructions for bf16" in caplog.text) is not supported
+    monkeypatch.setattr(torch.ops, "mkldnn", object())  # a PyTorch that is built without oneDNN
+    assert not computes_in_bf16()
 
 
 def test_compiling_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,12 @@ def check_precision(precision: str) -> None:
         raise ValueError(f"unknown precision {precision!r}; known are {', '.join(PRECISIONS)}")
 
 
+def computes_in_bf16() -> bool:
+    """Whether this processor has instructions for bf16 that PyTorch uses."""
+    ask = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)  # not in every build of PyTorch
+    return ask is not None and bool(ask())
+
+
 def prepare(model: Model, precision: str = "fp32", *, compiled: bool = False) -> None:
     """Let the image tower of `model`, which is in float32 and where it shall be, compute so from now on."""
     check_precision(precision)
@@ -67,5 +73,5 @@ def _check_half(model: TwoTowers, precision: str) -> None:
     if model.device.type == "cpu":
         if precision == "fp16":
             raise ModelError("fp16 is for GPUs; on a CPU use fp32, bf16 or int8")
-        if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        if not computes_in_bf16():
             _log.warning("this processor has no instructions for bf16: it is slower than fp32 here, and int8 faster")
