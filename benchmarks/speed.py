@@ -37,14 +37,15 @@ from usetta.adaptive import is_settled, stages
 from usetta.data import load_dataset
 from usetta.episode import encode
 from usetta.images import open_image
-from usetta.models import load_model
+from usetta.models import lanes, load_model
+from usetta.models.config import OPENAI_MEAN, OPENAI_STD
 from usetta.models.precision import computes_in_bf16
+from usetta.models.towers import normalised
 from usetta.prompts import ClassPrompts
 from usetta.recipe import run
 from usetta.views import Operation, ViewDraw, ViewRecipe, draw_views, make_views, weak_view
 
-MEAN = torch.tensor([0.48145466, 0.4578275, 0.40821073]).view(3, 1, 1)
-STD = torch.tensor([0.26862954, 0.26130258, 0.27577711]).view(3, 1, 1)
+MEAN, STD = (torch.tensor(each).view(3, 1, 1) for each in (OPENAI_MEAN, OPENAI_STD))
 SETS = ("caltech101", "flowers102", "oxford_pets", "dtd10")
 ROOT = Path(os.environ.get("USETTA_SHARED", "../shared")) / "data"
 PRECISIONS = ("fp32", "bf16", "int8") if computes_in_bf16() else ("fp32", "int8")
@@ -127,9 +128,8 @@ def picture(width: int, height: int, seed: int = 0) -> Image.Image:
 def fast_views(path: Path, recipe: ViewRecipe) -> Iterator[Tensor]:
     """Ours."""
     pixels = make_views(open_image(path, for_benchmark=True), path.name, recipe)
-    unit = 255 if pixels.dtype == torch.uint8 else 1
-    for few in torch.split(pixels, 4):
-        yield torch.sub(few, unit * MEAN).mul_(1 / (unit * STD))
+    for few in torch.split(pixels, lanes.ON_CPU):
+        yield normalised(few, OPENAI_MEAN, OPENAI_STD)
 
 
 def plain_views(path: Path, recipe: ViewRecipe) -> Tensor:

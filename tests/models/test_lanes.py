@@ -94,3 +94,10 @@ def test_features_are_the_same() -> None:
     torch.set_num_threads(1)
     torch.testing.assert_close(several, model.encode_images(pixels), atol=1e-5, rtol=0)
     assert not several.requires_grad
+
+
+def test_an_error_is_about_all_pixels_not_about_those_of_a_lane() -> None:
+    with pytest.raises(ValueError, match=r"got \(10, 3, 16, 16\)"):
+        disturbed(TINY_VIT).encode_images(torch.rand(10, 3, 16, 16))
+    with pytest.raises(ValueError, match=r"got \(10, 3, 16, 16\)"):
+        disturbed(TINY_VIT).hidden_states(torch.rand(10, 3, 16, 16))

@@ -236,6 +236,7 @@ class CLIP(TwoTowers):
         64 views of ViT-B/16 take 38 MB.
         """
         tower = self._vision_transformer()
+        self.check(pixels)
 
         def before_tail(part: Tensor) -> Tensor:
             hidden: Tensor = tower.embed_patches(self.normalize(part))

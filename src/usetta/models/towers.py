@@ -5,7 +5,7 @@ Weights are frozen and the towers are always in evaluation mode; only inputs eve
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -73,17 +73,17 @@ class TwoTowers(nn.Module, ABC):
         """Of the image tower: fp32, bf16, fp16, int8, or fp64 in tests."""
         return getattr(self.image_tower, "precision", None) or _PRECISIONS[self.dtype]
 
-    def normalize(self, pixels: Tensor) -> Tensor:
-        """Pixels (n, 3, S, S), uint8 in 0..255 or float in 0..1, as the image tower wants them."""
+    def check(self, pixels: Tensor) -> None:
+        """Refuse what are not pixels (n, 3, S, S)."""
         size = self.image_size
         if pixels.ndim != 4 or pixels.shape[1:] != (3, size, size):
             raise ValueError(f"{self.name} wants pixels of shape (n, 3, {size}, {size}), got {tuple(pixels.shape)}")
         if pixels.dtype != torch.uint8 and not pixels.is_floating_point():
             raise ValueError(f"{self.name} wants pixels as uint8 or float, got {pixels.dtype}")
-        unit = 255.0 if pixels.dtype == torch.uint8 else 1.0
-        mean = torch.tensor(self.mean, device=self.device).view(3, 1, 1)
-        std = torch.tensor(self.std, device=self.device).view(3, 1, 1)
-        return ((_moved(pixels, self.device).float() / unit - mean) / std).to(self.dtype)
+
+    def normalize(self, pixels: Tensor) -> Tensor:
+        """Pixels (n, 3, S, S), uint8 in 0..255 or float in 0..1, as the image tower wants them."""
+        return normalised(_moved(pixels, self.device), self.mean, self.std).to(self.dtype)
 
     def encode_images(self, pixels: Tensor) -> Tensor:
         """Unit-length float32 features (n, D) of pixels (n, 3, S, S): uint8 in 0..255 or float in 0..1."""
@@ -98,6 +98,7 @@ class TwoTowers(nn.Module, ABC):
     def _encode(self, pixels: Tensor, image_features: Callable[[Tensor], Tensor]) -> Tensor:
         if len(pixels) == 0:
             return torch.empty(0, self.embed_dim, device=self.device)
+        self.check(pixels)
         features = in_parts(lambda part: image_features(self.normalize(part)), pixels, self.device)
         return normalize(features.float(), dim=-1)
 
@@ -141,6 +142,13 @@ class TwoTowers(nn.Module, ABC):
         self.forget_fingerprint()  # a change of precision changes the weights
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
+
+
+def normalised(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """Pixels (n, 3, S, S), uint8 in 0..255 or float in 0..1, less the mean of their channel, ÷ its std: float32."""
+    unit = 255.0 if pixels.dtype == torch.uint8 else 1.0
+    centre, width = (unit * torch.tensor(each, device=pixels.device).view(3, 1, 1) for each in (mean, std))
+    return torch.sub(pixels if unit > 1 else pixels.float(), centre).mul_(1 / width)
 
 
 def _moved(pixels: Tensor, device: torch.device) -> Tensor:
