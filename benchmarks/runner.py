@@ -134,13 +134,15 @@ def main() -> None:
     if options.crowd:
         print(*crowd(options.crowd))
         return
-    crowds = {}
-    for count in (FEW, options.many):  # first: a child's peak starts from its parent's
-        tell(f"memory and time of {count} pictures")
-        crowds[count] = alone(count)
+    crowds: dict[int, list[tuple[float, float]]] = {FEW: [], options.many: []}
+    for _ in range(options.rounds):
+        for count, found in crowds.items():  # first: a child's peak starts from its parent's
+            tell(f"memory and time of {count} pictures")
+            found.append(alone(count))
     figures = measure_times(options.pictures, options.rounds, options.threads)
     for i, key in enumerate(("memory_growth", "time_growth")):
-        figures[key] = crowds[options.many][i] / crowds[FEW][i]
+        few, many = (min(each[i] for each in found) for found in crowds.values())
+        figures[key] = many / few
     if options.json:
         print(json.dumps({"threads": torch.get_num_threads(), "pictures": options.pictures} | figures))
         return
