@@ -305,13 +305,14 @@ def adaptive(pictures: int) -> tuple[float, float]:
                 seen = more if seen is None else torch.cat([seen, more])
                 if settled is None and (is_settled(seen, text, model.logit_scale) or len(seen) == 64):
                     settled = time.perf_counter() - start, len(seen)
+            whole_time = time.perf_counter() - start
             assert settled is not None
             assert seen is not None
             seconds, views = settled
             right = [
                 int(run(se, seen[None, :n], text, model.logit_scale).probs.argmax()) == item.label for n in (views, 64)
             ]
-            sums += seconds, time.perf_counter() - start, views, *right
+            sums += seconds, whole_time, views, *right
         early, late, views, few, all_of_them = sums
         print(
             f"{name}: {views / pictures:.1f} views instead of 64, {late / early:.2f} times as fast, "
