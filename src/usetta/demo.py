@@ -9,7 +9,7 @@ the very same views, so both say the same and no photograph goes through the mod
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from usetta import methods as known_methods
@@ -133,12 +133,11 @@ def answers(model: Model, dataset: Dataset, methods: Sequence[str], views: int) 
 
 
 class _AsInRun(Classifier):
-    """Looks at a picture of a data set as a run does: views by the picture's id, features in half precision."""
+    """Looks at a picture of a data set as a run does: views by the picture's id."""
 
     def explain_item(self, item: Item, recipes: Sequence[Recipe]) -> list[Explanation]:
         pixels = make_views(open_image(item.path, for_benchmark=True), item.id, self._view_recipe)
         seen = self._encode(pixels, weak=1, hidden=any(recipe.needs_hidden for recipe in recipes))
-        seen = replace(seen, features=seen.features.half().float())
         shown = pixels.permute(0, 2, 3, 1).numpy()
         return [Explanation(self._answer([str(item.path)], [seen], each)[0], each.name, shown) for each in recipes]
 

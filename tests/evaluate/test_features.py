@@ -23,7 +23,7 @@ SETTING = Setting(views=VIEWS)
 
 
 def features(seed: int, views: int = 5, dim: int = 7) -> torch.Tensor:
-    return torch.randn(views, dim, generator=torch.Generator().manual_seed(seed)).half()
+    return torch.randn(views, dim, generator=torch.Generator().manual_seed(seed))
 
 
 def test_features_come_back_to_the_last_bit(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_killed_process_leaves_whole_batches(tmp_path: Path) -> None:
     script = (
         "import os, signal, torch; from pathlib import Path; from usetta.evaluate.features import FeatureCache\n"
         f"cache = FeatureCache(Path({str(tmp_path)!r}))\n"
-        "for n in range(4): cache.put({bytes([n, i]): torch.ones(1, 2).half() for i in range(5)})\n"
+        "for n in range(4): cache.put({bytes([n, i]): torch.ones(1, 2) for i in range(5)})\n"
         "cache._db.execute('INSERT INTO features VALUES (?, 1, ?)', (b'half a batch', b'1234'))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -123,6 +123,6 @@ def test_a_cache_that_was_damaged_stops_the_run_with_a_clear_error(
 def test_an_entry_that_was_cut_off_is_damage_too(tmp_path: Path) -> None:
     with FeatureCache(tmp_path) as cache:
         cache.put({b"one": features(1)})
-        cache._db.execute("UPDATE features SET half = substr(half, 1, 33)")
+        cache._db.execute("UPDATE features SET single = substr(single, 1, 33)")
         with pytest.raises(StoreError, match="cannot be used as a cache of features"):
             cache.get(b"one")

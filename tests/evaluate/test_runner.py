@@ -47,7 +47,7 @@ def answers_of(model: CLIP, dataset: Dataset, picture: int, seed: int, reward: C
         if size != 32:
             fitting = interpolate(pixels / 255, (size, size), mode="bicubic", antialias=True).clamp(0, 1)
         encoded = torch.cat([tower.encode_images(fitting[:1]), tower.encode_images(fitting[1:])])
-        return encoded.half().float()[None]
+        return encoded[None]
 
     prompts, judge = ClassPrompts(model.text, dataset.classes), reward or model
     judged = Reward(features(judge), ClassPrompts(judge.text, dataset.classes).features())

@@ -1,7 +1,7 @@
 """Features of views on disk, so that a second run with other methods encodes nothing.
 
-One SQLite database for any number of pictures, models and recipes of views. Features are kept in half precision, and
-the runner rounds what it computes in the same way: a result does not depend on where its features came from.
+One SQLite database for any number of pictures, models and recipes of views. Features are kept as they
+were computed, in single precision: a result does not depend on where its features came from.
 """
 
 import hashlib
@@ -40,8 +40,8 @@ class FeatureCache:
         with self._clear_errors():
             self._db = connect(self._path, threads=True)
             if not self._db.execute("SELECT 1 FROM sqlite_master").fetchone():
-                self._db.execute("CREATE TABLE IF NOT EXISTS features (key BLOB UNIQUE, views INTEGER, half BLOB)")
-            self._db.execute("SELECT key, views, half FROM features LIMIT 0")  # else it is a database of something else
+                self._db.execute("CREATE TABLE IF NOT EXISTS features (key BLOB UNIQUE, views INTEGER, single BLOB)")
+            self._db.execute("SELECT key, views, single FROM features LIMIT 0")  # else it is a database of something else
 
     def __enter__(self) -> Self:
         return self
@@ -50,17 +50,17 @@ class FeatureCache:
         self._db.close()
 
     def get(self, key: bytes) -> Tensor | None:
-        """Features (N, D) in half precision, if they are there."""
+        """Features (N, D) if they are there."""
         with self._lock, self._clear_errors():
-            found = self._db.execute("SELECT views, half FROM features WHERE key = ?", (key,)).fetchone()
+            found = self._db.execute("SELECT views, single FROM features WHERE key = ?", (key,)).fetchone()
             if found is None:
                 return None
-            views, half = found
-            return torch.from_numpy(np.frombuffer(half, dtype="<f2").reshape(views, -1).astype(np.float16))
+            views, single = found
+            return torch.from_numpy(np.frombuffer(single, dtype="<f4").reshape(views, -1).astype(np.float32))
 
     def put(self, features: Mapping[bytes, Tensor]) -> None:
-        """Keep features (N, D) in half precision by key, all or none."""
-        rows = [(key, len(each), each.numpy().astype("<f2").tobytes()) for key, each in features.items()]
+        """Keep features (N, D) by key, all or none."""
+        rows = [(key, len(each), each.numpy().astype("<f4").tobytes()) for key, each in features.items()]
         with self._lock, self._clear_errors(), self._db:
             self._db.executemany("INSERT OR REPLACE INTO features VALUES (?, ?, ?)", rows)
 

@@ -205,9 +205,9 @@ class Worker:
         for i, tower in enumerate(towers):
             lacking = [each for each in prepared if each.features[i] is None]
             for each, fresh in zip(lacking, self._look(i, tower, lacking, states), strict=True):
-                each.features[i] = half = fresh.half().cpu()
+                each.features[i] = fresh
                 if each.keys:
-                    new[each.keys[i]] = half
+                    new[each.keys[i]] = fresh.cpu()
         return [self._episode(each, states) for each in prepared]
 
     def _look(
@@ -229,7 +229,7 @@ class Worker:
         if prepared.task.needs_hidden and hidden is None:
             assert prepared.pixels is not None
             hidden = self._model.hidden_states(prepared.pixels)
-        features = [each.to(self._device).float() for each in prepared.features if each is not None]
+        features = [each.to(self._device) for each in prepared.features if each is not None]
         return Episode(features[0], features[1] if len(features) > 1 else None, hidden)
 
     def _cached(self, keys: Iterable[bytes], views: int) -> Tensor | None:

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from usetta.classifier import Classifier, Prediction
-from usetta.episode import Episode, check, encode_together, encode_with_hidden
+from usetta.episode import Episode, check, encode, encode_together, encode_with_hidden
 from usetta.models import Model
-from usetta.models.base import own_way_with_pictures
 from usetta.recipe import Recipe
 from usetta.serve.texts import Texts, Wording
 
@@ -117,18 +116,16 @@ def _read(job: Job, models: Mapping[str, Model], texts: Texts) -> _Seen:
 def _encode(seen: Sequence[_Seen], models: Mapping[str, Model]) -> None:
     """Views of several pictures together through the tower of their model."""
     model = models[seen[0].job.question.wording.model]
-    pixels = torch.cat([each.job.pixels for each in seen])
-    counts = [len(each.job.pixels) for each in seen]
+    pixels = [each.job.pixels for each in seen]
     if seen[0].job.question.needs_hidden:
-        features, states = encode_with_hidden(model, pixels)
-        parts = zip(seen, torch.split(features, counts), torch.split(states, counts), strict=True)
-        for each, own, hidden in parts:
-            each.episode = Episode(own, hidden=hidden)
+        for each in seen:
+            features, states = encode_with_hidden(model, each.job.pixels)
+            each.episode = Episode(features, hidden=states)
         return
-    if own_way_with_pictures(model):
-        found: Sequence[Tensor] = encode_together(model, [each.job.pixels for each in seen])
+    if getattr(model, "device", torch.device("cpu")).type == "cpu":
+        found = [encode(model, own) for own in pixels]  # by itself, so that its features are those of `Classifier`
     else:
-        found = torch.split(model.encode_images(pixels), counts)
+        found = encode_together(model, pixels)
     for each, features in zip(seen, found, strict=True):
         each.episode = Episode(features)
 
