@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 .PHONY: help setup demo test quick browser lint format bench docs clean
 
 help:
-	@echo "make demo    classify real photographs and write demo-report/index.html and report.html"
+	@echo "make demo    classify real images and write demo-report/index.html and report.html"
 	@echo "make test    run all tests            make quick   leave out the slow ones"
 	@echo "make browser Chromium for the tests of the web page, by apt-get as root"
 	@echo "make lint    ruff and mypy            make format  let ruff rewrite"

@@ -1,6 +1,6 @@
 """What the methods cost together on one encoding of the views: `python -m benchmarks.methods [--json]`.
 
-ViT-B/16 with random weights in float32, 100 classes, one picture on 64 views, none skipped. Every figure is relative to
+ViT-B/16 with random weights in float32, 100 classes, one image on 64 views, none skipped. Every figure is relative to
 SE alone, which is encoding the views and next to nothing else.
 """
 
@@ -13,8 +13,8 @@ from benchmarks.names import class_names
 from benchmarks.se import seconds
 from benchmarks.use import load, views
 from usetta import methods
+from usetta.methods.recipe import run
 from usetta.prompts import ClassPrompts
-from usetta.recipe import run
 
 SIX = ("clip", "mta", "zero", "se", "tps", "sts")
 """The methods that tune no prompt, and nothing in the image tower."""

@@ -1,10 +1,10 @@
 """What a run costs beside its model: `python -m benchmarks.runner [--json]`.
 
 ViT-B/16 with random weights in float32, generated JPEGs of 500 x 375 pixels, 64 views with AugMix, 100 classes. The
-bare model and the runner take turns on the same pictures, and the best of each counts: absolute times of one machine
+bare model and the runner take turns on the same images, and the best of each counts: absolute times of one machine
 say little about another. The bare model finds its views ready-made; the runner starts from files, in a new directory.
 
-Peak memory is that of a process of its own for each number of pictures, with a model so small that pictures would show.
+Peak memory is that of a process of its own for each number of images, with a model so small that images would show.
 Takes about ten minutes on two cores.
 """
 
@@ -25,7 +25,7 @@ from PIL import Image
 from benchmarks.names import class_names
 from benchmarks.use import load
 from usetta.data import Dataset
-from usetta.evaluate.runner import Setting, evaluate
+from usetta.evaluate.runner import EvalSettings, evaluate
 from usetta.images import open_image
 from usetta.models.config import CLIPConfig, TextConfig, ViTConfig
 from usetta.models.random_weights import random_model
@@ -36,22 +36,22 @@ OTHERS = ("clip", "se", "mta", "zero", "tps")
 """Of a second run: the same and others, none of which asks more than features."""
 FEW = 100
 TARGETS = {
-    "runner_over_model": ("pictures per second of the runner ÷ the bare model", "≥ 0.9"),
+    "runner_over_model": ("images per second of the runner ÷ the bare model", "≥ 0.9"),
     "cached_speedup": ("time of a run ÷ a second one with more methods and the first one's features", "≥ 10"),
-    "memory_growth": ("peak memory of many pictures ÷ 100", "≤ 1.1"),
-    "time_growth": ("time per picture of many pictures ÷ 100", "≤ 1.1"),
+    "memory_growth": ("peak memory of many images ÷ 100", "≤ 1.1"),
+    "time_growth": ("time per image of many images ÷ 100", "≤ 1.1"),
 }
 
 
-def generated(root: Path, pictures: int, size: tuple[int, int], classes: int) -> Dataset:
-    """A data set of JPEGs with structure at several scales, so that decoding them is the usual work."""
+def generated(root: Path, images: int, size: tuple[int, int], classes: int) -> Dataset:
+    """A dataset of JPEGs with structure at several scales, so that decoding them is the usual work."""
     rng = np.random.default_rng(0)
-    ids = tuple(f"{i}.jpg" for i in range(pictures))
+    ids = tuple(f"{i}.jpg" for i in range(images))
     for name in ids:
         coarse = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)).resize(size, Image.Resampling.BICUBIC)
         noise = rng.integers(-12, 12, (size[1], size[0], 3))
         Image.fromarray(np.clip(np.asarray(coarse) + noise, 0, 255).astype(np.uint8)).save(root / name, quality=90)
-    labels = tuple(i % classes for i in range(pictures))
+    labels = tuple(i % classes for i in range(images))
     return Dataset(
         "generated", "Generated", "fine-grained", tuple(class_names(classes)), ids, labels, root, "generated"
     )
@@ -64,13 +64,13 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def measure_times(pictures: int, rounds: int, threads: int) -> dict[str, float]:
+def measure_times(images: int, rounds: int, threads: int) -> dict[str, float]:
     """Ratios of times."""
     model = load()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "pictures").mkdir()
-        dataset = generated(folder / "pictures", pictures, (500, 375), 100)
+        (folder / "images").mkdir()
+        dataset = generated(folder / "images", images, (500, 375), 100)
         recipe = ViewRecipe(size=model.image_size, augmix=True)
         views = [make_views(open_image(each.path, for_benchmark=True), each.id, recipe) for each in dataset]
 
@@ -78,10 +78,10 @@ def measure_times(pictures: int, rounds: int, threads: int) -> dict[str, float]:
             return timed(lambda: [model.encode_images(each) for each in views])
 
         def runner(
-            out: str, methods: tuple[str, ...] = METHODS, cache: Path | None = None, some: int = pictures
+            out: str, methods: tuple[str, ...] = METHODS, cache: Path | None = None, some: int = images
         ) -> float:
             return evaluate(
-                model, [dataset], methods, folder / out, Setting(), pictures=some, cache=cache, threads=threads
+                model, [dataset], methods, folder / out, EvalSettings(), images=some, cache=cache, threads=threads
             ).seconds
 
         tell("warming up")
@@ -97,22 +97,22 @@ def measure_times(pictures: int, rounds: int, threads: int) -> dict[str, float]:
     return {"runner_over_model": min(alone) / min(whole), "cached_speedup": min(whole) / min(cached)}
 
 
-def crowd(pictures: int) -> tuple[int, float]:
-    """Peak resident memory in kB after a run over so many pictures, and the seconds that each took."""
+def crowd(images: int) -> tuple[int, float]:
+    """Peak resident memory in kB after a run over so many images, and the seconds that each took."""
     vision = ViTConfig(image_size=32, patch_size=16, width=32, layers=1, heads=1)
     text = TextConfig(width=32, layers=1, heads=1)
     model = random_model(CLIPConfig(embed_dim=16, vision=vision, text=text), name="tiny-random")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "pictures").mkdir()
-        dataset = generated(folder / "pictures", pictures, (80, 60), 10)
-        done = evaluate(model, [dataset], METHODS, folder / "run", Setting(views=4), cache=folder / "cache")
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, done.seconds / pictures
+        (folder / "images").mkdir()
+        dataset = generated(folder / "images", images, (80, 60), 10)
+        done = evaluate(model, [dataset], METHODS, folder / "run", EvalSettings(views=4), cache=folder / "cache")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, done.seconds / images
 
 
-def alone(pictures: int) -> tuple[float, float]:
+def alone(images: int) -> tuple[float, float]:
     """The same of a process that does nothing else."""
-    command = [sys.executable, "-m", "benchmarks.runner", "--crowd", str(pictures)]
+    command = [sys.executable, "-m", "benchmarks.runner", "--crowd", str(images)]
     told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split()  # noqa: S603
     return float(told[0]), float(told[1])
 
@@ -125,10 +125,10 @@ def tell(text: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--pictures", type=int, default=6, help="of a round of the bare model and the runner")
+    parser.add_argument("--images", type=int, default=6, help="of a round of the bare model and the runner")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2, help="that make views")
-    parser.add_argument("--many", type=int, default=10_000, help="pictures whose memory is compared with that of 100")
+    parser.add_argument("--many", type=int, default=10_000, help="images whose memory is compared with that of 100")
     parser.add_argument("--crowd", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.crowd:
@@ -137,14 +137,14 @@ def main() -> None:
     crowds: dict[int, list[tuple[float, float]]] = {FEW: [], options.many: []}
     for _ in range(options.rounds):
         for count, found in crowds.items():  # first: a child's peak starts from its parent's
-            tell(f"memory and time of {count} pictures")
+            tell(f"memory and time of {count} images")
             found.append(alone(count))
-    figures = measure_times(options.pictures, options.rounds, options.threads)
+    figures = measure_times(options.images, options.rounds, options.threads)
     for i, key in enumerate(("memory_growth", "time_growth")):
         few, many = (min(each[i] for each in found) for found in crowds.values())
         figures[key] = many / few
     if options.json:
-        print(json.dumps({"threads": torch.get_num_threads(), "pictures": options.pictures} | figures))
+        print(json.dumps({"threads": torch.get_num_threads(), "images": options.images} | figures))
         return
     for key, (meaning, target) in TARGETS.items():
         print(f"{figures[key]:8.3f}  {target:6}  {meaning}")

@@ -1,11 +1,11 @@
 """What a cluster gives and costs: `python -m benchmarks.scaling [--json]`, and `--stages`, `--grid` for sizing.
 
-Two single-threaded workers of a Ray cluster on this machine are compared with one on the same pictures (ViT-B/16 with
-random weights, few views). Workers tell when they began and ended each picture, and what counts is how many were done
+Two single-threaded workers of a Ray cluster on this machine are compared with one on the same images (ViT-B/16 with
+random weights, few views). Workers tell when they began and ended each image, and what counts is how many were done
 while all of them worked: how long it takes to start is another question. Then a hundred thousand pieces of work that
 are no work go through Ray: memory of the driver at the end over that after a tenth, and the time of a piece.
 
-`--stages` measures processor time of the stages of a picture, on one core. `--grid` computes from such figures what the
+`--stages` measures processor time of the stages of an image, on one core. `--grid` computes from such figures what the
 paper's whole grid takes on 1, 10, 100 and 1000 workers; docs/cluster.md shows its output. Both want two idle cores;
 the default takes about a quarter of an hour.
 """
@@ -27,15 +27,15 @@ from PIL import Image
 
 from benchmarks.names import class_names
 from usetta import methods
-from usetta.bulk.run import Batch, BatchHand, Setting
-from usetta.bulk.sources import Picture
-from usetta.engines import RayCluster
+from usetta.batch.runner import Batch, BatchSettings, BatchWorker
+from usetta.batch.sources import BatchImage
+from usetta.distributed import RayEngine
 from usetta.models import Model, load_model
 
 TARGETS = {
-    "two_workers_speedup": ("pictures per second of two workers ÷ one", "≥ 1.8"),
+    "two_workers_speedup": ("images per second of two workers ÷ one", "≥ 1.8"),
     "driver_memory_growth": ("memory of the driver after all pieces ÷ after a tenth of them", "≤ 1.05"),
-    "ray_overhead": ("milliseconds of the driver and Ray for a piece of work (of 8 pictures)", ""),
+    "ray_overhead": ("milliseconds of the driver and Ray for a piece of work (of 8 images)", ""),
 }
 
 
@@ -46,7 +46,7 @@ def random_weights(name: str = "ViT-B-16") -> Model:
         return load_model(name, weights="random")
 
 
-def photograph(seed: int, size: tuple[int, int] = (500, 375)) -> bytes:
+def image(seed: int, size: tuple[int, int] = (500, 375)) -> bytes:
     """A JPEG with structure at several scales."""
     rng = np.random.default_rng(seed)
     coarse = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)).resize(size, Image.Resampling.BICUBIC)
@@ -69,8 +69,8 @@ class Watched:
     """The hand of `usetta classify`, which tells its times instead of its answers."""
 
     def __init__(self, views: int) -> None:
-        setting = Setting(tuple(class_names(100)), methods.get("se"), ("a photo of a {}.",), views=views)
-        self._hand = BatchHand(setting.classifier(random_weights()), 1)
+        setting = BatchSettings(tuple(class_names(100)), methods.get("se"), ("a photo of a {}.",), views=views)
+        self._hand = BatchWorker(setting.classifier(random_weights()), 1)
 
     def run(self, batches: Iterable[Batch]) -> Generator[Span, None, None]:
         for batch in batches:
@@ -79,14 +79,14 @@ class Watched:
                 yield Span(os.getpid(), begin, time.time())
 
 
-def throughput(workers: int, pictures: int, views: int) -> float:
-    """Pictures per second while all workers work."""
-    works = (Batch((i,), (Picture("", str(i), photograph(i)),)) for i in range(pictures))
-    engine = RayCluster("local", workers)
+def throughput(workers: int, images: int, views: int) -> float:
+    """Images per second while all workers work."""
+    works = (Batch((i,), (BatchImage("", str(i), image(i)),)) for i in range(images))
+    engine = RayEngine("local", workers)
     spans = [span for _, span in engine.run(partial(Watched, views), works) if isinstance(span, Span)]
     crew = {span.worker for span in spans}
-    assert len(crew) == workers, "a worker came too late; give more --pictures"
-    # From when the last of them has finished its first picture to when the first of them has nothing more to do.
+    assert len(crew) == workers, "a worker came too late; give more --images"
+    # From when the last of them has finished its first image to when the first of them has nothing more to do.
     begin = max(min(span.end for span in spans if span.worker == worker) for worker in crew)
     end = min(max(span.end for span in spans if span.worker == worker) for worker in crew)
     busy = sum(max(0.0, min(span.end, end) - max(span.begin, begin)) / (span.end - span.begin) for span in spans)
@@ -99,14 +99,14 @@ class Nothing:
 
     key: int
     load: bytes = bytes(1000)
-    """About what eight pictures of a data set take to be named."""
+    """About what eight images of a dataset take to be named."""
 
     def parts(self) -> list["Nothing"]:
         return [self]
 
 
 class Idle:
-    """Gives back about as much as eight pictures and twelve methods do."""
+    """Gives back about as much as eight images and twelve methods do."""
 
     def run(self, works: Iterable[Nothing]) -> Generator[bytes, None, None]:
         for _ in works:
@@ -125,7 +125,7 @@ def measure_driver(pieces: int) -> dict[str, float]:
     def works() -> Iterator[Nothing]:
         yield from (Nothing(i) for i in range(pieces))
 
-    for done, _ in enumerate(RayCluster("local").run(Idle, works())):
+    for done, _ in enumerate(RayEngine("local").run(Idle, works())):
         if done == pieces // 10:
             begin, after_tenth = time.perf_counter(), resident()
     seconds = time.perf_counter() - begin
@@ -140,12 +140,12 @@ def tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def measure(pictures: int, rounds: int, views: int, pieces: int) -> dict[str, float]:
+def measure(images: int, rounds: int, views: int, pieces: int) -> dict[str, float]:
     one, two = [], []
     for i in range(rounds):
-        one.append(throughput(1, pictures, views))
-        two.append(throughput(2, 2 * pictures, views))
-        tell(f"round {i + 1} of {rounds}: {one[-1]:.3f} and {two[-1]:.3f} pictures/s")
+        one.append(throughput(1, images, views))
+        two.append(throughput(2, 2 * images, views))
+        tell(f"round {i + 1} of {rounds}: {one[-1]:.3f} and {two[-1]:.3f} images/s")
     tell(f"{pieces} pieces of no work")
     return {"two_workers_speedup": max(two) / max(one), **measure_driver(pieces)}
 
@@ -153,11 +153,11 @@ def measure(pictures: int, rounds: int, views: int, pieces: int) -> dict[str, fl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--pictures", type=int, default=16, help="of a round, for each worker")
+    parser.add_argument("--images", type=int, default=16, help="of a round, for each worker")
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--views", type=int, default=4, help="of a picture")
+    parser.add_argument("--views", type=int, default=4, help="of an image")
     parser.add_argument("--items", type=int, default=100_000, help="pieces of work that are no work")
-    parser.add_argument("--stages", action="store_true", help="processor time of the stages of a picture, as JSON")
+    parser.add_argument("--stages", action="store_true", help="processor time of the stages of an image, as JSON")
     parser.add_argument("--grid", action="store_true", help="what the paper's grid takes, as a Markdown table")
     options = parser.parse_args()
     if options.stages or options.grid:
@@ -165,7 +165,7 @@ def main() -> None:
 
         print(json.dumps(sizing.measure_stages(tell), indent=1) if options.stages else sizing.grid())
         return
-    figures = measure(options.pictures, options.rounds, options.views, options.items)
+    figures = measure(options.images, options.rounds, options.views, options.items)
     if options.json:
         print(json.dumps(figures))
         return

@@ -1,6 +1,6 @@
 """What SE costs on top of encoding the views: `python -m benchmarks.se [--json]`.
 
-Everything is measured in one run, with random weights, and reported as a ratio to encoding 64 views of one picture:
+Everything is measured in one run, with random weights, and reported as a ratio to encoding 64 views of one image:
 absolute times of one machine say little about another.
 """
 
@@ -15,9 +15,9 @@ import torch
 from PIL import Image
 
 from usetta import methods
+from usetta.methods.recipe import run
 from usetta.models import load_model
 from usetta.prompts import ClassPrompts
-from usetta.recipe import run
 from usetta.views import ViewRecipe, make_views
 
 
@@ -39,16 +39,16 @@ def measure(model_name: str, classes: int, repeat: int) -> dict[str, float]:
         warnings.simplefilter("ignore")
         model = load_model(model_name, weights="random")
     rng = np.random.default_rng(0)
-    picture = Image.fromarray(rng.integers(0, 256, (375, 500, 3), dtype=np.uint8))
+    image = Image.fromarray(rng.integers(0, 256, (375, 500, 3), dtype=np.uint8))
     crops, mixed = (ViewRecipe(size=model.image_size, augmix=augmix) for augmix in (False, True))
-    views = make_views(picture, "picture", crops)
+    views = make_views(image, "image", crops)
     features = model.encode_images(views)[None]
     text = ClassPrompts(model.text, [f"thing {i}" for i in range(classes)]).features()
     encode = seconds(lambda: model.encode_images(views), repeat)
     return {
         "se_over_views": seconds(lambda: run(methods.get("se"), features, text, 100.0), 10) / encode,
-        "crops_over_views": seconds(lambda: make_views(picture, "picture", crops), 3) / encode,
-        "augmix_over_views": seconds(lambda: make_views(picture, "picture", mixed), 3) / encode,
+        "crops_over_views": seconds(lambda: make_views(image, "image", crops), 3) / encode,
+        "augmix_over_views": seconds(lambda: make_views(image, "image", mixed), 3) / encode,
         "one_view_over_views": seconds(lambda: model.encode_images(views[:1]), 3) / encode,
     }
 

@@ -1,14 +1,14 @@
 """What the server does under load: `python -m benchmarks.serve [--json] [--seconds 60] [--clients 16]`.
 
 Three phases of equal length against a server of its own process: one client that asks again when it has its answer,
-`--clients` of them at once, and as many of whose requests every fifth is garbage (text as a picture, half a JPEG, a
+`--clients` of them at once, and as many of whose requests every fifth is garbage (text as an image, half a JPEG, a
 bomb, malformed JSON, an unknown method, a body of two gigabytes, a client that hangs up). `throughput_ratio` is what
 many clients are answered over what one is, `garbage_slowdown` what the good requests lose to the garbage (1 is
 nothing), `memory_growth` what the server gains from the second to the last quarter of a phase, over what it has.
 
-The request is a photograph of 24 megapixels and the method `clip`, one view. On a CPU the image tower gains next to
-nothing from a batch: a picture that is alone in it already has all cores. What many clients can win is the time in
-which one client keeps a single core busy, when its picture is sent, decoded and cut. The larger the photograph and the
+The request is an image of 24 megapixels and the method `clip`, one view. On a CPU the image tower gains next to
+nothing from a batch: an image that is alone in it already has all cores. What many clients can win is the time in
+which one client keeps a single core busy, when its image is sent, decoded and cut. The larger the image and the
 fewer the views, the more that is; with `--method se --views 8 --megapixels 1` the tower is nearly everything. Measure
 on a machine that does nothing else, and leave `OMP_NUM_THREADS` alone: it is the server's too.
 """
@@ -34,7 +34,7 @@ from PIL import Image
 
 CLASSES = ["tabby cat", "red fox", "golden retriever", "sports car", "teapot", "lighthouse", "violin", "mushroom"]
 GARBAGE = 0.2
-PHOTOGRAPHS = 4
+DEMO_IMAGES = 4
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,13 @@ class Phase:
     def growth(self) -> float:
         """Megabytes by which the least of the last quarter exceeds the least of the second (the first warms up).
 
-        The least, because a picture of this size takes a hundred megabytes while it is decoded.
+        The least, because an image of this size takes a hundred megabytes while it is decoded.
         """
         quarter = max(1, len(self.memory) // 4)
         return min(self.memory[-quarter:]) - min(self.memory[quarter : 2 * quarter] or self.memory)
 
 
-def photograph(seed: int, megapixels: float) -> bytes:
+def image(seed: int, megapixels: float) -> bytes:
     """A JPEG with shapes and a little noise, three by two."""
     rng = np.random.default_rng(seed)
     height = int((megapixels * 1e6 / 1.5) ** 0.5)
@@ -88,7 +88,7 @@ def photograph(seed: int, megapixels: float) -> bytes:
 
 def form(content: bytes, method: str, views: int) -> Request:
     fields = {"classes": "\n".join(CLASSES), "method": method, "views": str(views)}
-    files = {"picture": ("photograph.jpg", content)}
+    files = {"image": ("image.jpg", content)}
     sent = httpx.Request("POST", "http://127.0.0.1/", data=fields, files=files)
     return Request(sent.read(), sent.headers["content-type"])
 
@@ -103,7 +103,7 @@ def garbage(good: Request, content: bytes, method: str) -> list[Request]:
     bomb = io.BytesIO()
     Image.new("1", (20_000, 20_000)).save(bomb, "PNG")
     return [
-        refused(good.body.replace(content, b"this is no picture")),
+        refused(good.body.replace(content, b"this is no image")),
         refused(good.body.replace(content, content[: len(content) // 2])),
         refused(good.body.replace(content, bomb.getvalue())),
         refused(good.body[: len(good.body) // 2]),
@@ -221,16 +221,16 @@ def _drain(read: Callable[[], str]) -> None:
 
 def measure(options: argparse.Namespace) -> dict[str, float | int | str]:
     """The figures, by name."""
-    contents = [photograph(seed, options.megapixels) for seed in range(PHOTOGRAPHS)]
+    contents = [image(seed, options.megapixels) for seed in range(DEMO_IMAGES)]
     goods = [form(content, options.method, options.views) for content in contents]
     process, port = start(options.model)
     try:
         load = Load(port, goods, garbage(goods[0], contents[0], options.method))
         load.phase(2, min(5.0, options.seconds))  # to warm up
         alone = load.phase(1, options.seconds)
-        before = load.metric("usetta_batch_pictures_sum"), load.metric("usetta_batch_pictures_count")
+        before = load.metric("usetta_batch_images_sum"), load.metric("usetta_batch_images_count")
         together = load.phase(options.clients, options.seconds)
-        after = load.metric("usetta_batch_pictures_sum"), load.metric("usetta_batch_pictures_count")
+        after = load.metric("usetta_batch_images_sum"), load.metric("usetta_batch_images_count")
         disturbed = load.phase(options.clients, options.seconds, bad=GARBAGE)
     finally:
         process.terminate()
@@ -245,7 +245,7 @@ def measure(options: argparse.Namespace) -> dict[str, float | int | str]:
         "errors": len(alone.wrong) + len(together.wrong) + len(disturbed.wrong),
         "memory_growth": max(together.growth(), disturbed.growth()) / mean(together.memory),
         "memory_mb": mean(together.memory),
-        "pictures_per_batch": (after[0] - before[0]) / max(1, after[1] - before[1]),
+        "images_per_batch": (after[0] - before[0]) / max(1, after[1] - before[1]),
         "exit_code": code,
     }
 
@@ -258,7 +258,7 @@ def main() -> None:
     parser.add_argument("--model", default="embedded")
     parser.add_argument("--method", default="clip")
     parser.add_argument("--views", type=int, default=1)
-    parser.add_argument("--megapixels", type=float, default=24.0, help="of the photographs")
+    parser.add_argument("--megapixels", type=float, default=24.0, help="of the images")
     options = parser.parse_args()
     figures = measure(options)
     if options.json:

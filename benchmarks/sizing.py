@@ -1,4 +1,4 @@
-"""How long the paper's grid takes: processor time of each stage of a picture, and arithmetic on it.
+"""How long the paper's grid takes: processor time of each stage of an image, and arithmetic on it.
 
 Stages are measured on one core by processor time, so other programs on the machine disturb little. `STAGES` are the
 figures that docs/cluster.md is computed from; `python -m benchmarks.scaling --stages` measures them anew.
@@ -17,7 +17,7 @@ from benchmarks.names import class_names
 from usetta import methods
 from usetta.data import list_datasets
 from usetta.episode import Episode, answer, encode_with_hidden
-from usetta.evaluate.store import Row, Store
+from usetta.evaluate.store import ResultRow, Store
 from usetta.images import open_image
 from usetta.models import Model
 from usetta.prompts import ClassPrompts
@@ -29,12 +29,12 @@ BACKBONES = ("ViT-B-16", "RN50")
 FEW, MANY = 50, 250
 """Classes at which methods are measured; between and beyond, a straight line."""
 _SOME, _ALL = 8, 64
-"""Views of which the tower is timed, as many as it takes at once on a processor, and views of a picture."""
+"""Views of which the tower is timed, as many as it takes at once on a processor, and views of an image."""
 SEEDS = 3
 BATCH = 8
-"""Pictures of a piece of work."""
+"""Images of a piece of work."""
 JPEG = 110_000
-"""Bytes of a picture, about the mean of ImageNet's."""
+"""Bytes of an image, about the mean of ImageNet's."""
 
 STAGES: dict[str, Any] = {
     "views": 0.07,
@@ -69,11 +69,11 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def measure_stages(tell: Callable[[str], object]) -> dict[str, Any]:
-    """Seconds of one core for the stages of a picture of 500 x 375 pixels and 64 views; bytes of a piece's rows."""
-    from benchmarks.scaling import photograph, random_weights
+    """Seconds of one core for the stages of an image of 500 x 375 pixels and 64 views; bytes of a piece's rows."""
+    from benchmarks.scaling import image, random_weights
 
     torch.set_num_threads(1)
-    file = photograph(0)
+    file = image(0)
     found: dict[str, Any] = {}
     for name, augmix in (("views", False), ("views with AugMix", True)):
         recipe = ViewRecipe(augmix=augmix)
@@ -91,7 +91,7 @@ def measure_stages(tell: Callable[[str], object]) -> dict[str, Any]:
 
 
 def _measure_methods(model: Model, pixels: torch.Tensor, tell: Callable[[str], object]) -> dict[str, Any]:
-    """Seconds of each method on the features of a picture, by number of classes."""
+    """Seconds of each method on the features of an image, by number of classes."""
     features, hidden = encode_with_hidden(model, pixels)
     copies = _ALL // _SOME
     noise = 0.1 * torch.randn(_ALL, features.shape[1], generator=torch.Generator().manual_seed(0))
@@ -114,11 +114,11 @@ def _measure_methods(model: Model, pixels: torch.Tensor, tell: Callable[[str], o
 def _measure_store(rounds: int = 200) -> tuple[float, int]:
     """Seconds of the driver to write the rows of a piece of work, and their bytes as they travel."""
 
-    def rows(piece: int) -> list[Row]:
+    def rows(piece: int) -> list[ResultRow]:
         return [
-            Row(
+            ResultRow(
                 dataset="imagenet",
-                picture=f"n01440764/ILSVRC2012_val_{piece:05}{i}.JPEG",
+                image=f"n01440764/ILSVRC2012_val_{piece:05}{i}.JPEG",
                 seed=0,
                 method=name,
                 label=1,
@@ -142,8 +142,8 @@ def _measure_store(rounds: int = 200) -> tuple[float, int]:
     return cost, len(pickle.dumps(rows(0)))
 
 
-def per_picture(backbone: str, classes: int, augmix: bool) -> dict[str, float]:
-    """Seconds of one core for a picture under a seed, by stage; methods cost the same whatever tower saw the views."""
+def per_image(backbone: str, classes: int, augmix: bool) -> dict[str, float]:
+    """Seconds of one core for an image under a seed, by stage; methods cost the same whatever tower saw the views."""
     costs = {name: cost for name, cost in STAGES["methods"].items() if backbone.startswith("ViT") or name != "ttl"}
 
     def cost(method: str) -> float:
@@ -163,8 +163,8 @@ def total() -> dict[str, dict[str, float]]:
     for backbone in BACKBONES:
         stages = found.setdefault(backbone, {"views": 0.0, "tower": 0.0, "methods": 0.0})
         for each in list_datasets():
-            for stage, cost in per_picture(backbone, each.classes, each.family == "fine-grained").items():
-                stages[stage] += cost * each.pictures * SEEDS
+            for stage, cost in per_image(backbone, each.classes, each.family == "fine-grained").items():
+                stages[stage] += cost * each.images * SEEDS
     return found
 
 
@@ -173,17 +173,17 @@ def grid(overhead: float = 0.0017, start: float = 30.0) -> str:
 
     overhead: seconds of the driver and Ray for a piece of work. start: seconds until a worker has loaded its model.
     """
-    pictures = SEEDS * sum(each.pictures for each in list_datasets()) * len(BACKBONES)
+    images = SEEDS * sum(each.images for each in list_datasets()) * len(BACKBONES)
     work = sum(sum(stages.values()) for stages in total().values())
     setup = start * len(BACKBONES)
-    driver = pictures / BATCH * (overhead + STAGES["store"])
+    driver = images / BATCH * (overhead + STAGES["store"])
     lines = [
-        "| workers | time | pictures/s | reading pictures | rows to the driver | driver busy | bottleneck |",
+        "| workers | time | images/s | reading images | rows to the driver | driver busy | bottleneck |",
         "|---|---|---|---|---|---|---|",
     ]
     for workers in (1, 10, 100, 1000):
         wall = max(work / workers + setup, driver)
-        rate = pictures / wall
+        rate = images / wall
         busy = driver / wall
         slowest = "the driver" if busy > 0.99 else "workers: " + _slowest()
         network = f"{rate * JPEG / 1e6:.2g} MB/s | {rate / BATCH * STAGES['bytes'] / 1e6:.2g} MB/s"
@@ -193,7 +193,7 @@ def grid(overhead: float = 0.0017, start: float = 30.0) -> str:
         for backbone, stages in total().items()
     )
     return "\n".join(
-        [*lines, "", f"{pictures:,} pictures under a seed, {work / 86400 / 365:.2g} years of one core. {shares}."]
+        [*lines, "", f"{images:,} images under a seed, {work / 86400 / 365:.2g} years of one core. {shares}."]
     )
 
 

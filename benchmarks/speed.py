@@ -7,7 +7,7 @@ The plain side of the views is the published pipeline as it works: one view afte
 tensor made and normalised of each crop and of each end of an AugMix chain, four a view, mixed and stacked. Both sides
 start at JPEG files of 500 x 375 pixels and end with 64 normalised views of each, the plain side's in one tensor, ours
 four at a time, as the tower takes them. Both make the same draws by the same code, which is faster than the published
-one. Ours has as many pictures in flight as there are cores.
+one. Ours has as many images in flight as there are cores.
 """
 
 import argparse
@@ -37,12 +37,12 @@ from usetta.adaptive import is_settled, stages
 from usetta.data import load_dataset
 from usetta.episode import encode
 from usetta.images import open_image
+from usetta.methods.recipe import run
 from usetta.models import lanes, load_model
 from usetta.models.config import OPENAI_MEAN, OPENAI_STD
 from usetta.models.precision import computes_in_bf16
 from usetta.models.towers import normalised
 from usetta.prompts import ClassPrompts
-from usetta.recipe import run
 from usetta.views import Operation, ViewDraw, ViewRecipe, draw_views, make_views, weak_view
 
 MEAN, STD = (torch.tensor(each).view(3, 1, 1) for each in (OPENAI_MEAN, OPENAI_STD))
@@ -83,12 +83,12 @@ def crop_speedup(rounds: int) -> float:
 
 
 def views_speedup(recipe: ViewRecipe, rounds: int) -> float:
-    """64 views of a picture, from its file to what the model computes with."""
-    # One pool for all rounds, as a run over a data set has one for all pictures.
+    """64 views of an image, from its file to what the model computes with."""
+    # One pool for all rounds, as a run over a dataset has one for all images.
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(CORES, "", torch.set_num_threads, (1,)) as pool:
         paths = [Path(folder, f"{number}.jpg") for number in range(2 * CORES)]
         for seed, path in enumerate(paths):
-            picture(500, 375, seed).save(path, quality=90)
+            image(500, 375, seed).save(path, quality=90)
         ours = torch.cat(list(fast_views(paths[0], recipe)))
         torch.testing.assert_close(ours, plain_views(paths[0], recipe), atol=1e-4, rtol=0)
 
@@ -117,8 +117,8 @@ def torch_threads(count: int) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def picture(width: int, height: int, seed: int = 0) -> Image.Image:
-    """Waves of colour with some noise: no photograph, but as long to decode as one."""
+def image(width: int, height: int, seed: int = 0) -> Image.Image:
+    """Waves of colour with some noise: no image, but as long to decode as one."""
     y, x = np.mgrid[:height, :width]
     waves = np.stack([np.sin(x / 9 + y / 17), np.cos(x / 23 - y / 7), np.sin(x / 5) * np.cos(y / 11)], axis=-1)
     noise = np.random.default_rng(seed).normal(0, 12, waves.shape)
@@ -194,8 +194,8 @@ def se_over_tower(rounds: int) -> float:
     model = load()
     classifier = Classifier(class_names(100), model, "se", augmix=True)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "picture.jpg")
-        picture(500, 375).save(path, quality=90)
+        path = Path(folder, "image.jpg")
+        image(500, 375).save(path, quality=90)
         pixels = make_views(open_image(path), path.name, ViewRecipe(augmix=True))
         return 1 / speedup(lambda: model.encode_images(pixels), lambda: classifier(path), min(rounds, 3))
 
@@ -244,14 +244,14 @@ def random_views() -> Tensor:
     return torch.randint(0, 256, (64, 3, 224, 224), dtype=torch.uint8)
 
 
-def weak_agreement(precision: str, pictures: int) -> float:
-    """Share of equal answers in a precision and in fp32 by the weak view of real pictures, encoded as crops are."""
+def weak_agreement(precision: str, images: int) -> float:
+    """Share of equal answers in a precision and in fp32 by the weak view of real images, encoded as crops are."""
     exact, other, same, cosines = embedded("fp32"), embedded(precision), 0, []
     for name in (*SETS, "imagenet1000"):
         dataset = load_dataset(ROOT / name)
         text = ClassPrompts(exact.text, dataset.classes).features()
-        for i in range(pictures):
-            item = dataset[i * len(dataset) // pictures]
+        for i in range(images):
+            item = dataset[i * len(dataset) // images]
             pixels = make_views(open_image(item.path, for_benchmark=True), item.id, ViewRecipe(views=1))
             ours, theirs = exact.encode_images(pixels), other.encode_images(pixels)
             same += int((ours @ text.T).argmax() == (theirs @ text.T).argmax())
@@ -260,14 +260,14 @@ def weak_agreement(precision: str, pictures: int) -> float:
     return same / len(cosines)
 
 
-def tower_agreement(pictures: int) -> float:
-    """Share of real pictures for which CLIP and SE, on 64 views, both answer in int8 as they do in fp32."""
+def tower_agreement(images: int) -> float:
+    """Share of real images for which CLIP and SE, on 64 views, both answer in int8 as they do in fp32."""
     exact, other, same = embedded("fp32"), embedded("int8"), 0
     for name in SETS:
         dataset = load_dataset(ROOT / name)
         text = ClassPrompts(exact.text, dataset.classes).features()
-        for i in range(pictures):
-            item = dataset[i * len(dataset) // pictures]
+        for i in range(images):
+            item = dataset[i * len(dataset) // images]
             pixels = make_views(open_image(item.path, for_benchmark=True), item.id, ViewRecipe(augmix=True))
             ours, theirs = (
                 [
@@ -277,14 +277,14 @@ def tower_agreement(pictures: int) -> float:
                 for features in (encode(exact, pixels), encode(other, pixels))
             )
             same += ours == theirs
-    return same / (len(SETS) * pictures)
+    return same / (len(SETS) * images)
 
 
 # --- fewer views ------------------------------------------------------------------------------------------------------
 
 
 @cache
-def adaptive(pictures: int) -> tuple[float, float]:
+def adaptive(images: int) -> tuple[float, float]:
     """How many times faster adaptive views are with the embedded model, and what they change in SE's accuracy, points.
 
     Views are encoded stage by stage to the last, and the clock is read where adaptive views would have ended.
@@ -296,8 +296,8 @@ def adaptive(pictures: int) -> tuple[float, float]:
         assert dataset.labels is not None
         text = ClassPrompts(model.text, dataset.classes).features()
         sums = np.zeros(5)  # seconds until settled and to the end, views until settled, right by these and by all
-        for i in range(pictures):
-            item = dataset[i * len(dataset) // pictures]
+        for i in range(images):
+            item = dataset[i * len(dataset) // images]
             start, settled, seen = time.perf_counter(), None, None
             image = open_image(item.path, for_benchmark=True)
             for part in stages():
@@ -315,14 +315,14 @@ def adaptive(pictures: int) -> tuple[float, float]:
             sums += seconds, whole_time, views, *right
         early, late, views, few, all_of_them = sums
         print(
-            f"{name}: {views / pictures:.1f} views instead of 64, {late / early:.2f} times as fast, "
-            f"{few:.0f} of {pictures} right instead of {all_of_them:.0f}",
+            f"{name}: {views / images:.1f} views instead of 64, {late / early:.2f} times as fast, "
+            f"{few:.0f} of {images} right instead of {all_of_them:.0f}",
             file=sys.stderr,
             flush=True,
         )
         whole += sums
     early, late, _, few, all_of_them = whole
-    return late / early, 100 * (few - all_of_them) / (len(SETS) * pictures)
+    return late / early, 100 * (few - all_of_them) / (len(SETS) * images)
 
 
 # --- all of them -----------------------------------------------------------------------------------------------------
@@ -331,7 +331,7 @@ def adaptive(pictures: int) -> tuple[float, float]:
 @dataclass(frozen=True)
 class Figure:
     measure: Callable[[int], float]
-    """From the number of rounds, or for real pictures how many of each data set."""
+    """From the number of rounds, or for real images how many of each dataset."""
     target: str
     meaning: str
 
@@ -342,21 +342,19 @@ FIGURES = {
     "se_over_tower": Figure(se_over_tower, "≤ 1.1", "SE from file to answer, ÷ the bare tower on 64 views"),
     "classes_over_few": Figure(classes_over_few, "≤ 1.25", "SE with 1000 classes ÷ with 10"),
     "tower_speedup": Figure(lambda n: tower(n)["int8"], "≥ 2", "image tower in int8, against plain PyTorch in fp32"),
-    "tower_agreement": Figure(
-        tower_agreement, "≥ 0.99", "equal answers of CLIP and SE in int8 and fp32 (real pictures)"
-    ),
+    "tower_agreement": Figure(tower_agreement, "≥ 0.99", "equal answers of CLIP and SE in int8 and fp32 (real images)"),
     "int8_agreement": Figure(
-        partial(weak_agreement, "int8"), "", "equal answers if the weak view were in int8 too (real pictures)"
+        partial(weak_agreement, "int8"), "", "equal answers if the weak view were in int8 too (real images)"
     ),
     "fp32_speedup": Figure(lambda n: tower(n)["fp32"], "", "our own image tower in fp32, against plain PyTorch"),
-    "adaptive_speedup": Figure(lambda n: adaptive(n)[0], "≥ 2", "adaptive views, against 64 (real pictures)"),
+    "adaptive_speedup": Figure(lambda n: adaptive(n)[0], "≥ 2", "adaptive views, against 64 (real images)"),
     "adaptive_accuracy_change": Figure(lambda n: adaptive(n)[1], "≥ −0.3", "the same, points of accuracy"),
 }
 if "bf16" in PRECISIONS:
     FIGURES |= {
         "bf16_speedup": Figure(lambda n: tower(n)["bf16"], "", "image tower in bf16, against plain PyTorch in fp32"),
         "bf16_agreement": Figure(
-            partial(weak_agreement, "bf16"), "", "equal answers by the weak view in bf16 and fp32 (real pictures)"
+            partial(weak_agreement, "bf16"), "", "equal answers by the weak view in bf16 and fp32 (real images)"
         ),
     }
 
@@ -367,7 +365,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("figures", nargs="*", metavar="figure", help="some of them; all if none is named")
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--pictures", type=int, default=6, help="of each set of real pictures, for what needs them")
+    parser.add_argument("--images", type=int, default=6, help="of each set of real images, for what needs them")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     names = options.figures or list(FIGURES)
@@ -375,7 +373,7 @@ def main() -> None:
         parser.error(f"no such figure here: {', '.join(sorted(unknown))}; there are {', '.join(FIGURES)}")
     found = {}
     for name in names:
-        found[name] = FIGURES[name].measure(options.pictures if name in REAL else options.rounds)
+        found[name] = FIGURES[name].measure(options.images if name in REAL else options.rounds)
         print(f"{name}: {found[name]:.3f}", file=sys.stderr, flush=True)
     if options.json:
         print(json.dumps({"threads": torch.get_num_threads(), "cores": CORES} | found))

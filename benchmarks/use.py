@@ -1,6 +1,6 @@
 """What USE costs on top of encoding the views, beside the published code: `python -m benchmarks.use [--json]`.
 
-ViT-B/16 with random weights in float32. One picture that is not skipped, on 64 views; text features and the graph at
+ViT-B/16 with random weights in float32. One image that is not skipped, on 64 views; text features and the graph at
 the initial prompt are constants of the class list, so they are made before the clock starts. Everything is a ratio of
 figures from one run: absolute times of one machine say little about another.
 
@@ -24,11 +24,11 @@ from torch import Tensor
 from benchmarks.names import class_names
 from benchmarks.se import seconds
 from usetta import methods
-from usetta.losses import reverse_cross_entropy
+from usetta.methods.losses import reverse_cross_entropy
+from usetta.methods.recipe import run
 from usetta.models import load_model
 from usetta.models.clip import CLIP
 from usetta.prompts import ClassPrompts
-from usetta.recipe import run
 
 ACTIVE = 64
 TARGETS = {
@@ -81,7 +81,7 @@ class Published:
 
 
 def published_use(model: CLIP, pixels: Tensor, names: list[str]) -> Tensor:
-    """USE on one picture as the published code does it."""
+    """USE on one image as the published code does it."""
     model.requires_grad_(True)
     prompt = Published(model, names)
     optimizer = torch.optim.AdamW([prompt.context], lr=5e-3)

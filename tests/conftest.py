@@ -22,9 +22,9 @@ SHARED = Path(os.environ.get("USETTA_SHARED", Path(__file__).parents[2] / "share
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder of real pictures and features that cannot be published."""
+    """The folder of real images and features that cannot be published."""
     if not SHARED.is_dir():
-        pytest.skip(f"no real pictures: {SHARED} is not there (set USETTA_SHARED)")
+        pytest.skip(f"no real images: {SHARED} is not there (set USETTA_SHARED)")
     return SHARED
 
 
@@ -39,8 +39,8 @@ def tiny_model() -> CLIP:
     return random_model(config, name="tiny-random", seed=0)
 
 
-def make_picture(seed: int = 0, size: tuple[int, int] = (60, 40)) -> Image.Image:
-    """A picture with structure at several scales, so that crops of it differ."""
+def make_image(seed: int = 0, size: tuple[int, int] = (60, 40)) -> Image.Image:
+    """An image with structure at several scales, so that crops of it differ."""
     rng = np.random.default_rng(seed)
     coarse = Image.fromarray(rng.integers(0, 256, (5, 7, 3), dtype=np.uint8)).resize(size, Image.Resampling.BICUBIC)
     noise = rng.integers(-20, 20, (size[1], size[0], 3))
@@ -48,12 +48,12 @@ def make_picture(seed: int = 0, size: tuple[int, int] = (60, 40)) -> Image.Image
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> list[Path]:
-    """Five pictures in a folder."""
-    paths = [tmp_path / "pictures" / f"picture-{i}.png" for i in range(5)]
+def images(tmp_path: Path) -> list[Path]:
+    """Five images in a folder."""
+    paths = [tmp_path / "images" / f"image-{i}.png" for i in range(5)]
     paths[0].parent.mkdir()
     for i, path in enumerate(paths):
-        make_picture(i).save(path)
+        make_image(i).save(path)
     return paths
 
 

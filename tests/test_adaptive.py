@@ -1,4 +1,4 @@
-"""Adaptive views: a picture that leaves no doubt gets few, a doubtful one all, whatever its neighbours get."""
+"""Adaptive views: an image that leaves no doubt gets few, a doubtful one all, whatever its neighbours get."""
 
 from pathlib import Path
 
@@ -8,11 +8,11 @@ import torch
 from torch.nn.functional import normalize, one_hot
 from typer.testing import CliRunner
 
-from conftest import make_picture
+from conftest import make_image
 from usetta import Classifier
 from usetta.adaptive import STAGES, is_settled, stages
 from usetta.cli import app
-from usetta.images import picture_id
+from usetta.images import image_id
 from usetta.models.clip import CLIP
 from usetta.views import ViewRecipe, make_views
 
@@ -20,9 +20,9 @@ CLASSES = [f"thing {i}" for i in range(6)]
 TEXT = torch.eye(4)
 
 
-def views(*labels: int, certainty: float = 1.0) -> torch.Tensor:
+def views(*labels: int, confidence: float = 1.0) -> torch.Tensor:
     """Features of views that choose these classes."""
-    return normalize(certainty * one_hot(torch.tensor(labels), 4).float() + (1 - certainty) / 4, dim=-1)
+    return normalize(confidence * one_hot(torch.tensor(labels), 4).float() + (1 - confidence) / 4, dim=-1)
 
 
 def test_stages_add_up_to_all_views_and_no_more() -> None:
@@ -32,18 +32,18 @@ def test_stages_add_up_to_all_views_and_no_more() -> None:
     assert STAGES[-1] == 64
 
 
-def test_views_that_agree_with_a_lead_settle_a_picture() -> None:
+def test_views_that_agree_with_a_lead_settle_a_image() -> None:
     assert is_settled(views(2, 2, 2, 2), TEXT, 100.0)
     assert not is_settled(views(2, 2, 2, 2), TEXT, 0.5), "the same answers, but no lead"
     assert not is_settled(views(1, 2, 2, 2), TEXT, 100.0), "the weak view disagrees"
-    assert not is_settled(views(2, 2, 1, 2), TEXT, 100.0), "a certain strong view disagrees"
+    assert not is_settled(views(2, 2, 1, 2), TEXT, 100.0), "a confident strong view disagrees"
     assert is_settled(views(0, 0), TEXT[:1], 1.0), "there is one class only"
 
 
 def test_uncertain_views_do_not_matter() -> None:
-    doubtful = views(1, 1, 3, certainty=0.5)
+    doubtful = views(1, 1, 3, confidence=0.5)
     assert is_settled(torch.cat([views(2, 2, 2, 2), doubtful]), TEXT, 10.0)
-    assert not is_settled(torch.cat([views(2, 2, 2), doubtful]), TEXT, 10.0), "two certain strong views are too few"
+    assert not is_settled(torch.cat([views(2, 2, 2), doubtful]), TEXT, 10.0), "two confident strong views are too few"
 
 
 @pytest.fixture
@@ -52,39 +52,39 @@ def classifier(tiny_model: CLIP) -> Classifier:
 
 
 def test_the_answer_is_that_of_the_views_that_were_looked_at(tiny_model: CLIP, classifier: Classifier) -> None:
-    pictures = [make_picture(i) for i in range(12)]
-    answers = classifier(pictures)
+    images = [make_image(i) for i in range(12)]
+    answers = classifier(images)
     counts = [len(answer.entropies) for answer in answers]
     assert set(counts) <= set(STAGES)
-    assert len(set(counts)) > 1, "the test needs pictures that are settled early and others that are not"
-    for picture, answer, count in zip(pictures, answers, counts, strict=True):
-        alone = Classifier(CLASSES, tiny_model, "se", views=count)(picture)
+    assert len(set(counts)) > 1, "the test needs images that are settled early and others that are not"
+    for image, answer, count in zip(images, answers, counts, strict=True):
+        alone = Classifier(CLASSES, tiny_model, "se", views=count)(image)
         np.testing.assert_allclose(answer.probs, alone.probs, atol=1e-5)
         assert answer.as_dict()["why"]["views"] == count
-        explained = classifier.explain(picture)
+        explained = classifier.explain(image)
         assert len(explained.views) == count
         np.testing.assert_allclose(explained.prediction.probs, answer.probs, atol=1e-5)
 
 
 def test_zero_shot_needs_no_other_view(tiny_model: CLIP) -> None:
-    answer = Classifier(CLASSES, tiny_model, "clip", views="adaptive")(make_picture(0))
+    answer = Classifier(CLASSES, tiny_model, "clip", views="adaptive")(make_image(0))
     assert len(answer.entropies) == 1
 
 
 @pytest.mark.parametrize("augmix", [False, True])
 def test_views_in_parts_are_the_views(augmix: bool) -> None:
-    image = make_picture(3)
+    image = make_image(3)
     recipe = ViewRecipe(views=20, size=32, augmix=augmix)
-    parts = [make_views(image, picture_id(image), recipe, part=part) for part in stages(20)]
-    assert torch.equal(torch.cat(parts), make_views(image, picture_id(image), recipe))
+    parts = [make_views(image, image_id(image), recipe, part=part) for part in stages(20)]
+    assert torch.equal(torch.cat(parts), make_views(image, image_id(image), recipe))
 
 
 def test_anything_but_a_number_or_adaptive_is_refused(
-    tiny_model: CLIP, tiny_checkpoint: Path, pictures: list[Path]
+    tiny_model: CLIP, tiny_checkpoint: Path, images: list[Path]
 ) -> None:
     with pytest.raises(ValueError, match="views must be a number or 'adaptive', not 'few'"):
         Classifier(CLASSES, tiny_model, views="few")  # type: ignore[arg-type]
-    options = [str(pictures[0]), "--classes", "cat,dog", "--model", str(tiny_checkpoint), "--views"]
+    options = [str(images[0]), "--classes", "cat,dog", "--model", str(tiny_checkpoint), "--views"]
     refused = CliRunner().invoke(app, ["classify", *options, "few"])
     assert refused.exit_code == 2
     assert "--views is a number from 1 on, or 'adaptive', not 'few'" in refused.stderr

@@ -13,11 +13,11 @@ from usetta.report import paper
 
 
 @pytest.fixture
-def job(tiny_checkpoint: Path) -> bench.Job:
-    return bench.Job(model=str(tiny_checkpoint), classes=5, views=8)
+def job(tiny_checkpoint: Path) -> bench.BenchSettings:
+    return bench.BenchSettings(model=str(tiny_checkpoint), classes=5, views=8)
 
 
-def test_a_method_costs_what_its_stages_cost_and_its_own_part(job: bench.Job) -> None:
+def test_a_method_costs_what_its_stages_cost_and_its_own_part(job: bench.BenchSettings) -> None:
     told: list[str] = []
     costs = bench.measure(job, ["clip", bench.CLIP_64, "se", "use"], repeat=1, memory=False, say=told.append)
     shared = sum(costs.stages[stage] for stage in ("read", "views", "encode views"))
@@ -27,14 +27,14 @@ def test_a_method_costs_what_its_stages_cost_and_its_own_part(job: bench.Job) ->
     assert costs.memory == {}
 
 
-def test_what_a_model_cannot_run_is_left_out(job: bench.Job) -> None:
+def test_what_a_model_cannot_run_is_left_out(job: bench.BenchSettings) -> None:
     told: list[str] = []
     costs = bench.measure(replace(job, precision="int8"), repeat=1, memory=False, say=told.append)
     assert list(costs.seconds) == [name for name in bench.METHODS if name != "ttl"]
     assert told[0].startswith("without ttl: TTL tunes the image tower")
 
 
-def test_memory_is_that_of_a_process_of_its_own(job: bench.Job) -> None:
+def test_memory_is_that_of_a_process_of_its_own(job: bench.BenchSettings) -> None:
     costs = bench.measure(job, ["se"], repeat=1)
     assert 50e6 < costs.memory["se"] < 5e9
 
@@ -45,7 +45,7 @@ def test_the_table_has_our_ratios_and_the_paper_s() -> None:
         {"clip": 2**30, bench.CLIP_64: 2**31, "use": 3 * 2**30},
         {"read": 0.1, "views": 0.4, "encode views": 9.5},
     )
-    table = bench.efficiency_table(costs, bench.Job(), "ViT-B-16")
+    table = bench.efficiency_table(costs, bench.BenchSettings(), "ViT-B-16")
     use = table.rows[-1].cells
     assert (use["time ÷ clip"].value, use["time ÷ CLIP-64"].value, use["memory ÷ CLIP-64"].value) == (24, 1.2, 1.5)
     theirs = {row.method or row.name: row.values for row in paper.table("table-10").rows}
@@ -62,7 +62,7 @@ def test_the_command_prints_tables_or_json(tiny_checkpoint: Path) -> None:
     options = ["bench", "--model", str(tiny_checkpoint), "--methods", "clip,se", "--views", "4", "--no-memory"]
     shown = CliRunner().invoke(app, [*options, "--repeat", "1"])
     assert shown.exit_code == 0, shown.output
-    assert "s/picture" in shown.stdout
+    assert "s/image" in shown.stdout
     assert "encode views" in shown.stdout
     as_json = CliRunner().invoke(app, [*options, "--repeat", "1", "--json"])
     found = json.loads(as_json.stdout)

@@ -8,20 +8,20 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from conftest import make_picture
+from conftest import make_image
 from models.tiny import TINY_RESNET, TINY_VIT, disturbed
 from usetta import Classifier, Explanation, ImageError, Prediction, Recipe, methods
 from usetta.episode import encode
-from usetta.images import open_image, picture_id
+from usetta.images import image_id, open_image
+from usetta.methods.recipe import Hidden, Reward, run
 from usetta.models.clip import CLIP
 from usetta.models.config import CLIPConfig
 from usetta.prompts import ClassPrompts
-from usetta.recipe import Hidden, Reward, run
 from usetta.views import ViewRecipe, make_views
 
 CLASSES = ["tabby_cat", "red fox", "golden retriever"]
 AGREE, DISAGREE = 2, 3
-"""Pictures of whose 16 views the tiny model's weak and most certain ones agree, and disagree."""
+"""Images of whose 16 views the tiny model's weak and most confident ones agree, and disagree."""
 
 
 @pytest.fixture
@@ -32,8 +32,8 @@ def classifier(tiny_model: CLIP) -> Classifier:
 @pytest.mark.parametrize("method", ["se", "uniform", "clip+reliability", "use", "tpt", "r-tpt", "use:steps=2"])
 @pytest.mark.parametrize("number", [AGREE, DISAGREE])
 def test_it_is_the_recipe_on_the_views(tiny_model: CLIP, method: str, number: int) -> None:
-    recipe, image = methods.get(method), make_picture(number)
-    features = encode(tiny_model, make_views(image, picture_id(image), ViewRecipe(views=16, size=32)))
+    recipe, image = methods.get(method), make_image(number)
+    features = encode(tiny_model, make_views(image, image_id(image), ViewRecipe(views=16, size=32)))
     expected = run(recipe, features[None], ClassPrompts(tiny_model.text, CLASSES), tiny_model.logit_scale)
     answer = Classifier(CLASSES, tiny_model, method, views=16)(image)
     np.testing.assert_allclose(answer.probs, expected.probs[0].numpy(), atol=1e-6)
@@ -51,20 +51,20 @@ def test_it_is_the_recipe_on_the_views(tiny_model: CLIP, method: str, number: in
 
 def test_use_skips_where_the_views_agree_and_tunes_elsewhere(tiny_model: CLIP) -> None:
     use, se = (Classifier(CLASSES, tiny_model, method, views=16) for method in ("use", "se"))
-    agreed, disagreed = use(make_picture(AGREE)), use(make_picture(DISAGREE))
+    agreed, disagreed = use(make_image(AGREE)), use(make_image(DISAGREE))
     assert {agreed.view_labels[view] for view in (0, *agreed.chosen)} == {agreed.label}
     assert (agreed.skipped, agreed.tuned_on) == (True, ())
-    np.testing.assert_allclose(agreed.probs, se(make_picture(AGREE)).probs, atol=1e-6)
+    np.testing.assert_allclose(agreed.probs, se(make_image(AGREE)).probs, atol=1e-6)
     assert {disagreed.view_labels[view] for view in (0, *disagreed.chosen)} != {disagreed.label}
     assert (disagreed.skipped, disagreed.tuned_on) == (False, (0, *disagreed.chosen))
     assert disagreed.before is not None
-    np.testing.assert_allclose(disagreed.before, se(make_picture(DISAGREE)).probs, atol=1e-6)
+    np.testing.assert_allclose(disagreed.before, se(make_image(DISAGREE)).probs, atol=1e-6)
     assert np.abs(disagreed.probs - disagreed.before).max() > 0.1
 
 
 def test_beta_is_the_weak_view_s_weight_in_the_answer_or_nothing(tiny_model: CLIP) -> None:
     answers = {
-        method: Classifier(CLASSES, tiny_model, method, views=16).explain(make_picture(DISAGREE)).prediction
+        method: Classifier(CLASSES, tiny_model, method, views=16).explain(make_image(DISAGREE)).prediction
         for method in ("clip", "tpt", "strong", "uniform", "se", "use", "r-tpt")
     }
     betas = {method: answer.beta for method, answer in answers.items()}
@@ -79,7 +79,7 @@ def test_beta_is_the_weak_view_s_weight_in_the_answer_or_nothing(tiny_model: CLI
 
 def test_tpt_looks_at_the_most_certain_of_all_views(tiny_model: CLIP) -> None:
     for number in range(8):
-        answer = Classifier(CLASSES, tiny_model, "tpt:rho=0.25", views=16)(make_picture(number))
+        answer = Classifier(CLASSES, tiny_model, "tpt:rho=0.25", views=16)(make_image(number))
         assert answer.tuned_on == tuple(np.argsort(answer.entropies, kind="stable")[:4])
 
 
@@ -88,14 +88,14 @@ def test_tpt_looks_at_the_most_certain_of_all_views(tiny_model: CLIP) -> None:
 )
 @pytest.mark.parametrize("method", ["use:skip=false", "tpt", "c-tpt", "r-tpt"])
 def test_every_architecture_can_be_tuned(config: CLIPConfig, method: str) -> None:
-    answer = Classifier(CLASSES, disturbed(config), method, views=8)(make_picture(0))
+    answer = Classifier(CLASSES, disturbed(config), method, views=8)(make_image(0))
     assert answer.before is not None
     assert answer.probs.sum() == pytest.approx(1)
     assert np.abs(answer.probs - answer.before).max() > 1e-4
 
 
-def test_label_confidence_and_ranking_agree(classifier: Classifier, pictures: list[Path]) -> None:
-    answer = classifier(pictures[0])
+def test_label_confidence_and_ranking_agree(classifier: Classifier, images: list[Path]) -> None:
+    answer = classifier(images[0])
     ranked = answer.ranked()
     assert [p for _, p in ranked] == sorted((p for _, p in ranked), reverse=True)
     assert ranked[0] == (answer.label, answer.confidence)
@@ -108,7 +108,7 @@ def test_label_confidence_and_ranking_agree(classifier: Classifier, pictures: li
 
 
 def prediction(**changes: Any) -> Prediction:
-    """SE's answer for a picture with one strong view that counts and one that does not."""
+    """SE's answer for an image with one strong view that counts and one that does not."""
     plain = Prediction(
         source="cat.png",
         classes=("cat", "dog"),
@@ -133,9 +133,9 @@ TUNED = {"skipped": False, "before": np.array([0.41, 0.59]), "tuned_on": (0, 1)}
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({}, "the picture itself counts 30.0%, its most certain view 70.0%"),
-        ({"chosen": (1, 2), "beta": 0.6}, "the picture itself counts 60.0%, its 2 most certain views 40.0%"),
-        ({"beta": 1.0}, "the picture alone, looked at once"),
+        ({}, "the image itself counts 30.0%, its most confident view 70.0%"),
+        ({"chosen": (1, 2), "beta": 0.6}, "the image itself counts 60.0%, its 2 most confident views 40.0%"),
+        ({"beta": 1.0}, "the image alone, looked at once"),
         ({"beta": None}, "2 of 3 views count, each with a weight of its own"),
         ({"skipped": True, "before": np.array([0.63, 0.37])}, "skipped: the views already agree"),
         (TUNED, "tuned: dog 59.0% -> cat 63.0%"),
@@ -158,9 +158,9 @@ def test_json_tells_what_was_tuned() -> None:
     assert prediction(beta=None).as_dict()["why"]["beta"] is None
 
 
-def test_path_image_array_and_bytes_are_one_picture(classifier: Classifier, pictures: list[Path]) -> None:
-    image = open_image(pictures[0])
-    kinds = [pictures[0], str(pictures[0]), image, np.asarray(image), pictures[0].read_bytes()]
+def test_path_image_array_and_bytes_are_one_image(classifier: Classifier, images: list[Path]) -> None:
+    image = open_image(images[0])
+    kinds = [images[0], str(images[0]), image, np.asarray(image), images[0].read_bytes()]
     answers = [classifier(kind).probs for kind in kinds]
     for other in answers[1:]:
         np.testing.assert_array_equal(answers[0], other)
@@ -168,25 +168,25 @@ def test_path_image_array_and_bytes_are_one_picture(classifier: Classifier, pict
 
 @pytest.mark.parametrize(("method", "rounding"), [("se", 1e-6), ("use", 1e-5), ("c-tpt", 1e-5)])
 def test_batch_size_and_order_change_nothing(
-    tiny_model: CLIP, pictures: list[Path], method: str, rounding: float
+    tiny_model: CLIP, images: list[Path], method: str, rounding: float
 ) -> None:
-    one_by_one = Classifier(CLASSES, tiny_model, method, views=16).predict_proba(pictures)
+    one_by_one = Classifier(CLASSES, tiny_model, method, views=16).predict_proba(images)
     for batch_size in (2, 3, 5, 8):
         classifier = Classifier(CLASSES, tiny_model, method, views=16, batch_size=batch_size)
-        np.testing.assert_allclose(classifier.predict_proba(pictures), one_by_one, atol=rounding)
-        np.testing.assert_allclose(classifier.predict_proba(pictures[::-1])[::-1], one_by_one, atol=rounding)
+        np.testing.assert_allclose(classifier.predict_proba(images), one_by_one, atol=rounding)
+        np.testing.assert_allclose(classifier.predict_proba(images[::-1])[::-1], one_by_one, atol=rounding)
 
 
-def test_the_seed_decides_the_views(tiny_model: CLIP, pictures: list[Path]) -> None:
-    first, again, other = (Classifier(CLASSES, tiny_model, views=16, seed=s)(pictures[0]) for s in (0, 0, 1))
+def test_the_seed_decides_the_views(tiny_model: CLIP, images: list[Path]) -> None:
+    first, again, other = (Classifier(CLASSES, tiny_model, views=16, seed=s)(images[0]) for s in (0, 0, 1))
     np.testing.assert_array_equal(first.probs, again.probs)
     assert first.entropies[0] == other.entropies[0]
     assert not np.allclose(first.entropies[1:], other.entropies[1:])
 
 
-def test_zero_shot_is_the_weak_view_and_encodes_no_other(tiny_model: CLIP, pictures: list[Path]) -> None:
-    clip = Classifier(CLASSES, tiny_model, method="clip")(pictures[0])
-    se = Classifier(CLASSES, tiny_model, method="se", views=16)(pictures[0])
+def test_zero_shot_is_the_weak_view_and_encodes_no_other(tiny_model: CLIP, images: list[Path]) -> None:
+    clip = Classifier(CLASSES, tiny_model, method="clip")(images[0])
+    se = Classifier(CLASSES, tiny_model, method="se", views=16)(images[0])
     np.testing.assert_allclose(clip.probs, se.zero_shot, atol=1e-6)
     assert len(clip.entropies) == 1
     assert clip.chosen == ()
@@ -194,37 +194,37 @@ def test_zero_shot_is_the_weak_view_and_encodes_no_other(tiny_model: CLIP, pictu
     assert clip.beta == 1
 
 
-def test_scikit_learn_s_conventions(classifier: Classifier, pictures: list[Path]) -> None:
-    probs = classifier.predict_proba(pictures)
+def test_scikit_learn_s_conventions(classifier: Classifier, images: list[Path]) -> None:
+    probs = classifier.predict_proba(images)
     assert probs.shape == (5, 3)
     np.testing.assert_allclose(probs.sum(axis=1), 1, atol=1e-6)
-    assert classifier.predict(pictures).tolist() == classifier.classes_[probs.argmax(axis=1)].tolist()
-    assert classifier.predict(pictures[0]).shape == (1,)
+    assert classifier.predict(images).tolist() == classifier.classes_[probs.argmax(axis=1)].tolist()
+    assert classifier.predict(images[0]).shape == (1,)
     assert classifier.predict_proba([]).shape == (0, 3)
     assert classifier([]) == []
 
 
-def test_a_bad_picture_does_not_lose_the_others(tiny_model: CLIP, pictures: list[Path]) -> None:
-    pictures[2].write_bytes(b"")
+def test_a_bad_image_does_not_lose_the_others(tiny_model: CLIP, images: list[Path]) -> None:
+    images[2].write_bytes(b"")
     for batch_size in (1, 3, 5):
         classifier = Classifier(CLASSES, tiny_model, views=4, batch_size=batch_size)
-        outcomes = list(classifier.stream(pictures))
+        outcomes = list(classifier.stream(images))
         assert [isinstance(o, Prediction) for o in outcomes] == [True, True, False, True, True]
         assert [o.source for o in outcomes if isinstance(o, Prediction)] == [
-            str(p) for i, p in enumerate(pictures) if i != 2
+            str(p) for i, p in enumerate(images) if i != 2
         ]
-        with pytest.raises(ImageError, match=r"picture-2.png: file is empty"):
-            classifier(pictures)
+        with pytest.raises(ImageError, match=r"image-2.png: file is empty"):
+            classifier(images)
 
 
-def test_augmix_gives_other_strong_views(tiny_model: CLIP, pictures: list[Path]) -> None:
-    plain, mixed = (Classifier(CLASSES, tiny_model, views=8, augmix=a)(pictures[0]) for a in (False, True))
+def test_augmix_gives_other_strong_views(tiny_model: CLIP, images: list[Path]) -> None:
+    plain, mixed = (Classifier(CLASSES, tiny_model, views=8, augmix=a)(images[0]) for a in (False, True))
     assert plain.entropies[0] == pytest.approx(mixed.entropies[0], abs=1e-5)
     assert not np.allclose(plain.entropies[1:], mixed.entropies[1:])
 
 
-def test_a_recipe_of_one_s_own(tiny_model: CLIP, pictures: list[Path]) -> None:
-    answer = Classifier(CLASSES, tiny_model, method=Recipe("mine", beta=0.25, rho=0.5), views=9)(pictures[0])
+def test_a_recipe_of_one_s_own(tiny_model: CLIP, images: list[Path]) -> None:
+    answer = Classifier(CLASSES, tiny_model, method=Recipe("mine", beta=0.25, rho=0.5), views=9)(images[0])
     assert answer.beta == 0.25
     assert len(answer.chosen) == 4
 
@@ -234,7 +234,7 @@ def test_a_recipe_of_one_s_own(tiny_model: CLIP, pictures: list[Path]) -> None:
 def test_an_explanation_shows_the_views_it_was_made_from(
     tiny_model: CLIP, tmp_path: Path, method: str, augmix: bool
 ) -> None:
-    image = make_picture(3)
+    image = make_image(3)
     explanation = Classifier(CLASSES, tiny_model, method=method, views=12, augmix=augmix).explain(image)
     assert explanation.views.shape == (12, 32, 32, 3)
     assert explanation.views.dtype == np.uint8
@@ -261,20 +261,20 @@ def test_wrong_settings_are_named(tiny_model: CLIP) -> None:
         ("{} in a photo.", "no words stand before '{}'"),
     ],
 )
-def test_nothing_to_tune_is_told_before_a_picture_is_read(
+def test_nothing_to_tune_is_told_before_a_image_is_read(
     tiny_model: CLIP, templates: str | list[str], reason: str
 ) -> None:
     with pytest.raises(ValueError, match=f"'use' tunes the prompt, but .*{reason}.*such as 'a photo of a {{}}.'"):
         Classifier(CLASSES, tiny_model, "use", templates=templates)
     fixed = Classifier(CLASSES, tiny_model, templates=templates, views=4)
-    assert fixed(make_picture()).label in CLASSES
+    assert fixed(make_image()).label in CLASSES
     with pytest.raises(ValueError, match="'tpt' tunes the prompt"):
-        fixed.compare("no such picture.png", ["se", "tpt"])
+        fixed.compare("no such image.png", ["se", "tpt"])
 
 
 def test_tuning_that_diverges_is_no_answer(tiny_model: CLIP) -> None:
     with pytest.raises(ValueError, match=r"'tpt:lr=1e\+30' tuned until nothing but NaN was left"):
-        Classifier(CLASSES, tiny_model, "tpt:lr=1e30", views=4)(make_picture())
+        Classifier(CLASSES, tiny_model, "tpt:lr=1e30", views=4)(make_image())
 
 
 def texts(figure: Figure) -> list[str]:
@@ -308,7 +308,7 @@ def framed(figure: Figure) -> list[str]:
     ],
 )
 def test_the_figure_shows_each_answer_once(tiny_model: CLIP, method: str, number: int, series: list[str]) -> None:
-    explanation = Classifier(CLASSES, tiny_model, method, views=16).explain(make_picture(number))
+    explanation = Classifier(CLASSES, tiny_model, method, views=16).explain(make_image(number))
     answer, figure = explanation.prediction, explanation.figure(8)
     shown = bars(figure)
     assert list(shown) == series
@@ -323,13 +323,13 @@ def test_the_figure_shows_each_answer_once(tiny_model: CLIP, method: str, number
 def test_the_figure_frames_what_counts_or_what_was_tuned_on(tiny_model: CLIP) -> None:
     classifier = Classifier(CLASSES, tiny_model, views=16)
     names = ["clip", "se:rho=0.2", "use:rho=0.2", "tpt:rho=0.2", "r-tpt:rho=0.2"]
-    explained = dict(zip(names, classifier.compare(make_picture(DISAGREE), names), strict=True))
+    explained = dict(zip(names, classifier.compare(make_image(DISAGREE), names), strict=True))
     figures = {name: each.figure(15) for name, each in explained.items()}
     assert {name: len(framed(figure)) for name, figure in figures.items()} == dict(
         zip(names, [0, 3, 3, 3, 3], strict=True)
     )
     below = {name: figure.subfigs[1].get_suptitle() for name, figure in figures.items()}
-    assert below["clip"] == "the 15 most certain of 15 strong views; the weak view answers alone"
+    assert below["clip"] == "the 15 most confident of 15 strong views; the weak view answers alone"
     assert below["se:rho=0.2"].endswith("; framed: the 3 that count")
     assert below["use:rho=0.2"].endswith("before tuning; framed: the 3 that count, in tuning and in the answer")
     assert below["tpt:rho=0.2"].endswith("framed: the 3 that the prompt was tuned on; the weak view answers alone")
@@ -339,7 +339,7 @@ def test_the_figure_frames_what_counts_or_what_was_tuned_on(tiny_model: CLIP) ->
 
 
 def test_the_figure_gives_reliability_weights_and_no_beta(tiny_model: CLIP) -> None:
-    explanation = Classifier(CLASSES, tiny_model, "r-tpt", views=16).explain(make_picture(DISAGREE))
+    explanation = Classifier(CLASSES, tiny_model, "r-tpt", views=16).explain(make_image(DISAGREE))
     shown = texts(explanation.figure(15))
     assert not [text for text in shown if "β" in text]
     assert sum(f"weight {weight:.1%}" in text for weight in explanation.prediction.weights for text in shown) >= 16
@@ -352,15 +352,15 @@ def test_the_figure_tells_views_that_were_chosen_after_tuning() -> None:
     answer = prediction(chosen=(2,), weights=np.array([0.3, 0.0, 0.7]), delta=0.5, **TUNED)
     figure = Explanation(answer, "tpt+se", np.zeros((3, 8, 8, 3), np.uint8)).figure(1)
     assert figure.subfigs[1].get_suptitle() == (
-        "the 1 most certain of 2 strong views before tuning; framed: 0 of the 1 that count, chosen after tuning"
+        "the 1 most confident of 2 strong views before tuning; framed: 0 of the 1 that count, chosen after tuning"
     )
-    assert "weight of the weak view: β = 0.30\nafter tuning more certain than 50% of the rest" in texts(figure)
+    assert "weight of the weak view: β = 0.30\nafter tuning more confident than 50% of the rest" in texts(figure)
 
 
 def test_a_figure_of_the_weak_view_alone_and_of_strange_names(tiny_model: CLIP, tmp_path: Path) -> None:
     names = ["a $5 note_{ and a $10 note", "x" * 200, "cat"]
-    Classifier(names, tiny_model, "clip", views=1).explain(make_picture()).save(tmp_path / "one.png")
-    explanation = Classifier(names, tiny_model, "use:skip=false", views=4).explain(make_picture())
+    Classifier(names, tiny_model, "clip", views=1).explain(make_image()).save(tmp_path / "one.png")
+    explanation = Classifier(names, tiny_model, "use:skip=false", views=4).explain(make_image())
     explanation.save(tmp_path / "strange.svg")
     labels = explanation.figure().subfigs[0].axes[1].get_yticklabels()
     assert {r"a \$5 note_{ and a \$10 n…", "x" * 23 + "…", "cat"} == {label.get_text() for label in labels}
@@ -369,7 +369,7 @@ def test_a_figure_of_the_weak_view_alone_and_of_strange_names(tiny_model: CLIP, 
 @pytest.mark.parametrize("method", [name for name in methods.names() if methods.get(name).tunes])
 def test_every_method_that_tunes_answers_and_tells_what_it_did(method: str, tiny_model: CLIP) -> None:
     classifier = Classifier(["cat", "dog", "red fox", "hen"], tiny_model, methods.get(method, skip=False), views=12)
-    answers = classifier([make_picture(1), make_picture(2)])
+    answers = classifier([make_image(1), make_image(2)])
     for answer in answers:
         assert answer.probs.sum() == pytest.approx(1, abs=1e-5)
         assert answer.weights.sum() == pytest.approx(1, abs=1e-5)
@@ -380,17 +380,17 @@ def test_every_method_that_tunes_answers_and_tells_what_it_did(method: str, tiny
 
 
 def test_ttl_is_the_recipe_on_hidden_states(tiny_model: CLIP) -> None:
-    picture, names = make_picture(3), ["cat", "dog", "red fox"]
-    answer = Classifier(names, tiny_model, "ttl", views=10)(picture)
-    pixels = make_views(picture, picture_id(picture), ViewRecipe(10, tiny_model.image_size))
-    hidden = Hidden(tiny_model.tail(), [tiny_model.hidden_states(pixels)])
+    image, names = make_image(3), ["cat", "dog", "red fox"]
+    answer = Classifier(names, tiny_model, "ttl", views=10)(image)
+    pixels = make_views(image, image_id(image), ViewRecipe(10, tiny_model.image_size))
+    hidden = Hidden(tiny_model.last_blocks(), [tiny_model.hidden_states(pixels)])
     features, text = tiny_model.encode_images(pixels)[None], ClassPrompts(tiny_model.text, names).features()
     expected = run(methods.get("ttl"), features, text, tiny_model.logit_scale, hidden=hidden).probs[0]
     np.testing.assert_allclose(answer.probs, expected.numpy(), atol=1e-5)
     assert answer.tuned_on == tuple(range(10))
 
 
-def test_ttl_refuses_a_tower_without_blocks_before_any_picture_is_read() -> None:
+def test_ttl_refuses_a_tower_without_blocks_before_any_image_is_read() -> None:
     with pytest.raises(ValueError, match="has no attention blocks that can be run again"):
         Classifier(["cat", "dog"], disturbed(TINY_RESNET), "ttl")
 
@@ -406,29 +406,29 @@ def test_rlcf_is_judged_by_the_words_even_with_a_learned_context(
         return run(*given, reward=reward, hidden=hidden)
 
     monkeypatch.setattr("usetta.episode.run", noting)
-    Classifier(names, tiny_model, "rlcf", views=20, context=words.context + 0.3)(make_picture(3))
+    Classifier(names, tiny_model, "rlcf", views=20, context=words.context + 0.3)(make_image(3))
     (judge,) = judges
     assert judge.features.shape == (1, 20, 32)
     torch.testing.assert_close(judge.text, words.features())
 
 
 def test_rlcf_takes_another_model_as_judge(tiny_model: CLIP) -> None:
-    picture, names, judge = make_picture(3), ["cat", "dog", "red fox", "hen"], disturbed(TINY_RESNET)
+    image, names, judge = make_image(3), ["cat", "dog", "red fox", "hen"], disturbed(TINY_RESNET)
     assert judge.image_size != tiny_model.image_size
-    answer = Classifier(names, tiny_model, "rlcf", views=20, reward=judge)(picture)
-    pixels = make_views(picture, picture_id(picture), ViewRecipe(20, tiny_model.image_size))
+    answer = Classifier(names, tiny_model, "rlcf", views=20, reward=judge)(image)
+    pixels = make_views(image, image_id(image), ViewRecipe(20, tiny_model.image_size))
     size = (judge.image_size, judge.image_size)
     larger = torch.nn.functional.interpolate(pixels / 255, size=size, mode="bicubic", antialias=True).clamp(0, 1)
     reward = Reward(judge.encode_images(larger)[None], ClassPrompts(judge.text, names).features())
     features, prompts = tiny_model.encode_images(pixels)[None], ClassPrompts(tiny_model.text, names)
     expected = run(methods.get("rlcf"), features, prompts, tiny_model.logit_scale, reward=reward).probs[0]
     np.testing.assert_allclose(answer.probs, expected.numpy(), atol=1e-5)
-    assert not np.allclose(answer.probs, Classifier(names, tiny_model, "rlcf", views=20)(picture).probs, atol=1e-5)
+    assert not np.allclose(answer.probs, Classifier(names, tiny_model, "rlcf", views=20)(image).probs, atol=1e-5)
 
 
 @pytest.mark.parametrize("method", ["zero", "mta", "sts", "r-tpt"])
 def test_beta_is_told_only_where_there_is_one(method: str, tiny_model: CLIP) -> None:
-    answer = Classifier(["cat", "dog", "hen"], tiny_model, method, views=12)(make_picture())
+    answer = Classifier(["cat", "dog", "hen"], tiny_model, method, views=12)(make_image())
     assert answer.beta is None
     if method in ("zero", "mta"):
         counting = int((answer.weights > 0).sum())

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from conftest import make_picture
+from conftest import make_image
 from models.tiny import TINY_RESNET, disturbed
 from usetta import Classifier, __version__, methods
 from usetta.cli import app
@@ -34,36 +34,36 @@ def options(tiny_checkpoint: Path) -> list[object]:
     return ["--classes", CLASSES, "--model", tiny_checkpoint, "--views", "8"]
 
 
-def test_text_names_each_picture_and_its_class(options: list[object], pictures: list[Path], tiny_model: CLIP) -> None:
-    result = usetta("classify", pictures[0].parent, *options)
+def test_text_names_each_image_and_its_class(options: list[object], images: list[Path], tiny_model: CLIP) -> None:
+    result = usetta("classify", images[0].parent, *options)
     assert result.exit_code == 0
-    expected = Classifier(CLASSES.split(","), tiny_model, views=8)(pictures)
+    expected = Classifier(CLASSES.split(","), tiny_model, views=8)(images)
     lines = result.stdout.splitlines()
     assert len(lines) == 5
-    for line, picture, answer in zip(lines, pictures, expected, strict=True):
-        assert line.startswith(f"{picture}  {answer.label}  {answer.confidence:.1%}")
+    for line, image, answer in zip(lines, images, expected, strict=True):
+        assert line.startswith(f"{image}  {answer.label}  {answer.confidence:.1%}")
     assert result.stderr.startswith("model: ")
 
 
-def test_json_is_one_object_per_line(options: list[object], pictures: list[Path]) -> None:
-    result = usetta("classify", *pictures, *options, "--json", "--top", 2)
+def test_json_is_one_object_per_line(options: list[object], images: list[Path]) -> None:
+    result = usetta("classify", *images, *options, "--json", "--top", 2)
     rows = [json.loads(line) for line in result.stdout.splitlines()]
-    assert [row["source"] for row in rows] == [str(picture) for picture in pictures]
+    assert [row["source"] for row in rows] == [str(image) for image in images]
     for row in rows:
         assert len(row["ranked"]) == 2
         assert row["ranked"][0] == {"label": row["label"], "probability": row["probability"]}
         assert len(row["why"]["entropies"]) == 8
 
 
-def test_precision_reaches_the_image_tower(options: list[object], pictures: list[Path], tiny_model: CLIP) -> None:
+def test_precision_reaches_the_image_tower(options: list[object], images: list[Path], tiny_model: CLIP) -> None:
     small = copy.deepcopy(tiny_model)
     prepare(small, "int8")
-    expected, exact = (Classifier(CLASSES.split(","), model, views=8)(pictures) for model in (small, tiny_model))
+    expected, exact = (Classifier(CLASSES.split(","), model, views=8)(images) for model in (small, tiny_model))
     assert [each.confidence for each in expected] != [each.confidence for each in exact]
-    result = usetta("classify", *pictures, *options, "--json", "--precision", "int8")
+    result = usetta("classify", *images, *options, "--json", "--precision", "int8")
     found = [json.loads(line)["probability"] for line in result.stdout.splitlines()]
     assert found == pytest.approx([each.confidence for each in expected], abs=2e-6)
-    assert usetta("explain", pictures[0], *options, "--precision", "int8", "--json").exit_code == 0
+    assert usetta("explain", images[0], *options, "--precision", "int8", "--json").exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -77,43 +77,43 @@ def test_precision_reaches_the_image_tower(options: list[object], pictures: list
     ],
 )
 def test_how_a_model_cannot_compute_is_told(
-    options: list[object], pictures: list[Path], given: list[str], code: int, message: str
+    options: list[object], images: list[Path], given: list[str], code: int, message: str
 ) -> None:
-    result = usetta("classify", *pictures, *options, *given)
+    result = usetta("classify", *images, *options, *given)
     assert result.exit_code == code
     assert message in result.stderr
     assert result.stdout == ""
 
 
-def test_csv_has_a_header_and_a_row_per_picture(options: list[object], pictures: list[Path]) -> None:
-    result = usetta("classify", *pictures, *options, "--csv")
+def test_csv_has_a_header_and_a_row_per_image(options: list[object], images: list[Path]) -> None:
+    result = usetta("classify", *images, *options, "--csv")
     rows = list(csv.DictReader(io.StringIO(result.stdout)))
-    assert [row["source"] for row in rows] == [str(picture) for picture in pictures]
+    assert [row["source"] for row in rows] == [str(image) for image in images]
     assert all(row["label"] in CLASSES.split(",") and 0 < float(row["probability"]) <= 1 for row in rows)
 
 
-def test_a_bad_picture_is_told_and_skipped(options: list[object], pictures: list[Path]) -> None:
-    pictures[1].write_bytes(b"this is no picture")
-    text, as_json, as_csv = (usetta("classify", *pictures, *options, *flag) for flag in ([], ["--json"], ["--csv"]))
+def test_a_bad_image_is_told_and_skipped(options: list[object], images: list[Path]) -> None:
+    images[1].write_bytes(b"this is no image")
+    text, as_json, as_csv = (usetta("classify", *images, *options, *flag) for flag in ([], ["--json"], ["--csv"]))
     assert [r.exit_code for r in (text, as_json, as_csv)] == [1, 1, 1]
     assert len(text.stdout.splitlines()) == 4
-    assert f"usetta: {pictures[1]}: not a picture" in text.stderr
-    assert "1 of 5 pictures could not be read" in text.stderr
-    assert "not a picture" in json.loads(as_json.stdout.splitlines()[1])["error"]
-    assert "not a picture" in list(csv.DictReader(io.StringIO(as_csv.stdout)))[1]["error"]
+    assert f"usetta: {images[1]}: not an image" in text.stderr
+    assert "1 of 5 images could not be read" in text.stderr
+    assert "not an image" in json.loads(as_json.stdout.splitlines()[1])["error"]
+    assert "not an image" in list(csv.DictReader(io.StringIO(as_csv.stdout)))[1]["error"]
 
 
-def test_classes_from_a_file(pictures: list[Path], options: list[object], tmp_path: Path) -> None:
+def test_classes_from_a_file(images: list[Path], options: list[object], tmp_path: Path) -> None:
     file = tmp_path / "classes.txt"
     file.write_text("tabby cat\n\n  red fox \ngolden retriever\n", encoding="utf-8-sig")
-    from_file = usetta("classify", *pictures, *options, "--classes", f"@{file}", "--json")
+    from_file = usetta("classify", *images, *options, "--classes", f"@{file}", "--json")
     assert from_file.exit_code == 0
-    assert from_file.stdout == usetta("classify", *pictures, *options, "--json").stdout
+    assert from_file.stdout == usetta("classify", *images, *options, "--json").stdout
 
 
-def test_templates_make_an_ensemble(pictures: list[Path], options: list[object], tiny_model: CLIP) -> None:
-    result = usetta("classify", pictures[0], *options, "-t", "a {}.", "-t", "art of the {}.", "--json")
-    expected = Classifier(CLASSES.split(","), tiny_model, views=8, templates=["a {}.", "art of the {}."])(pictures[0])
+def test_templates_make_an_ensemble(images: list[Path], options: list[object], tiny_model: CLIP) -> None:
+    result = usetta("classify", images[0], *options, "-t", "a {}.", "-t", "art of the {}.", "--json")
+    expected = Classifier(CLASSES.split(","), tiny_model, views=8, templates=["a {}.", "art of the {}."])(images[0])
     assert json.loads(result.stdout)["probability"] == pytest.approx(expected.confidence, abs=1e-5)
 
 
@@ -121,7 +121,7 @@ def test_templates_make_an_ensemble(pictures: list[Path], options: list[object],
     ("arguments", "message"),
     [
         (["--method", "averge"], "unknown method 'averge'; did you mean 'average'?"),
-        (["--method", "tpt+see"], "unknown read-out 'see'; did you mean 'se'?"),
+        (["--method", "tpt+see"], "unknown readout 'see'; did you mean 'se'?"),
         (["--method", "use:step=2"], "no setting 'step'; did you mean 'steps'?"),
         (["--method", "use:steps=many"], "'many' is no value for the setting steps"),
         (["--method", "use:steps"], "a setting is written name=value, not 'steps'"),
@@ -139,9 +139,9 @@ def test_templates_make_an_ensemble(pictures: list[Path], options: list[object],
     ],
 )
 def test_wrong_usage_exits_with_2(
-    pictures: list[Path], options: list[object], arguments: list[str], message: str
+    images: list[Path], options: list[object], arguments: list[str], message: str
 ) -> None:
-    result = usetta("classify", *pictures, *options, *arguments)
+    result = usetta("classify", *images, *options, *arguments)
     assert result.exit_code == 2
     assert message in result.stderr
     assert "Traceback" not in result.stderr
@@ -149,21 +149,19 @@ def test_wrong_usage_exits_with_2(
 
 
 @pytest.mark.parametrize("arguments", [["-m", "ues"], ["-m", "use:gamma=2"], ["-m", "use", "-t", "{}."]])
-def test_explain_refuses_the_same(pictures: list[Path], options: list[object], arguments: list[str]) -> None:
-    result = usetta("explain", pictures[0], *options, *arguments)
+def test_explain_refuses_the_same(images: list[Path], options: list[object], arguments: list[str]) -> None:
+    result = usetta("explain", images[0], *options, *arguments)
     assert result.exit_code == 2
     assert "Traceback" not in result.stderr
-    assert not pictures[0].with_name("picture-0-explained.png").exists()
+    assert not images[0].with_name("image-0-explained.png").exists()
 
 
 @pytest.mark.parametrize("method", ["use", "use:steps=2:skip=false", "tpt+se", "r-tpt"])
-def test_methods_that_tune_the_prompt(
-    pictures: list[Path], options: list[object], tiny_model: CLIP, method: str
-) -> None:
-    result = usetta("classify", *pictures, *options, "--json", "-m", method)
+def test_methods_that_tune_the_prompt(images: list[Path], options: list[object], tiny_model: CLIP, method: str) -> None:
+    result = usetta("classify", *images, *options, "--json", "-m", method)
     assert result.exit_code == 0
     rows = [json.loads(line) for line in result.stdout.splitlines()]
-    expected = Classifier(CLASSES.split(","), tiny_model, method, views=8)(pictures)
+    expected = Classifier(CLASSES.split(","), tiny_model, method, views=8)(images)
     for row, answer in zip(rows, expected, strict=True):
         assert row["probability"] == pytest.approx(answer.confidence, abs=1e-4)
         assert row["why"]["skipped"] is answer.skipped
@@ -171,12 +169,12 @@ def test_methods_that_tune_the_prompt(
         assert row["why"]["weights"] == pytest.approx(answer.weights, abs=1e-5)
 
 
-def test_a_residual_network_is_tuned_as_well(pictures: list[Path], tmp_path: Path) -> None:
+def test_a_residual_network_is_tuned_as_well(images: list[Path], tmp_path: Path) -> None:
     model = disturbed(TINY_RESNET)
     file = save_model(model, tmp_path).parent
-    result = usetta("classify", pictures[0], "-c", CLASSES, "--model", file, "--views", 6, "-m", "tpt", "--json")
+    result = usetta("classify", images[0], "-c", CLASSES, "--model", file, "--views", 6, "-m", "tpt", "--json")
     assert result.exit_code == 0, result.stderr
-    expected = Classifier(CLASSES.split(","), model, "tpt", views=6)(pictures[0])
+    expected = Classifier(CLASSES.split(","), model, "tpt", views=6)(images[0])
     assert json.loads(result.stdout)["why"]["reason"].startswith("tuned: ")
     assert json.loads(result.stdout)["probability"] == pytest.approx(expected.confidence, abs=1e-4)
 
@@ -188,32 +186,32 @@ def test_a_path_that_does_not_exist_and_an_empty_folder(options: list[object], t
     assert usetta("classify", tmp_path, *options).exit_code == 2
 
 
-def test_an_unknown_model_is_told_without_a_traceback(pictures: list[Path]) -> None:
-    result = usetta("classify", *pictures, "--classes", CLASSES, "--model", "ViT-B-17")
+def test_an_unknown_model_is_told_without_a_traceback(images: list[Path]) -> None:
+    result = usetta("classify", *images, "--classes", CLASSES, "--model", "ViT-B-17")
     assert result.exit_code == 2
     assert "unknown model 'ViT-B-17'; did you mean 'ViT-B-16'?" in result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_explain_writes_a_figure(options: list[object], pictures: list[Path], tmp_path: Path) -> None:
-    result = usetta("explain", pictures[0], *options)
-    figure = pictures[0].with_name("picture-0-explained.png")
+def test_explain_writes_a_figure(options: list[object], images: list[Path], tmp_path: Path) -> None:
+    result = usetta("explain", images[0], *options)
+    figure = images[0].with_name("image-0-explained.png")
     assert result.exit_code == 0
     assert f"figure: {figure}" in result.stdout
-    assert "the picture itself counts " in result.stdout
+    assert "the image itself counts " in result.stdout
     assert open_image(figure).width > 1000
-    tuned = usetta("explain", pictures[0], *options, "-m", "use:skip=false")
+    tuned = usetta("explain", images[0], *options, "-m", "use:skip=false")
     assert tuned.stdout.splitlines()[1].startswith("tuned: ")
-    as_json = usetta("explain", pictures[0], *options, "--json", "--out", tmp_path / "f.svg")
+    as_json = usetta("explain", images[0], *options, "--json", "--out", tmp_path / "f.svg")
     assert json.loads(as_json.stdout)["figure"] == str(tmp_path / "f.svg")
     assert "<svg" in (tmp_path / "f.svg").read_text(encoding="utf-8")
 
 
-def test_explain_refuses_what_it_cannot_write_or_read(options: list[object], pictures: list[Path]) -> None:
-    assert usetta("explain", pictures[0], *options, "--out", "figure.xyz").exit_code == 2
-    assert "no folder" in usetta("explain", pictures[0], *options, "--out", "nowhere/f.png").stderr
-    pictures[0].write_bytes(b"")
-    result = usetta("explain", pictures[0], *options)
+def test_explain_refuses_what_it_cannot_write_or_read(options: list[object], images: list[Path]) -> None:
+    assert usetta("explain", images[0], *options, "--out", "figure.xyz").exit_code == 2
+    assert "no folder" in usetta("explain", images[0], *options, "--out", "nowhere/f.png").stderr
+    images[0].write_bytes(b"")
+    result = usetta("explain", images[0], *options)
     assert result.exit_code == 1
     assert "file is empty" in result.stderr
 
@@ -250,18 +248,18 @@ def test_version_and_help_need_nothing_heavy() -> None:
     assert shown.stdout.strip() == "[]"
 
 
-def test_a_progress_bar_leaves_the_answers_on_standard_output(pictures: list[Path], options: list[object]) -> None:
+def test_a_progress_bar_leaves_the_answers_on_standard_output(images: list[Path], options: list[object]) -> None:
     terminal, side = pty.openpty()
-    command = [str(word) for word in (sys.executable, "-m", "usetta", "classify", *pictures, *options, "--json")]
+    command = [str(word) for word in (sys.executable, "-m", "usetta", "classify", *images, *options, "--json")]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=side, text=True, check=True)
     os.close(side)
-    assert [json.loads(line)["source"] for line in done.stdout.splitlines()] == [str(picture) for picture in pictures]
+    assert [json.loads(line)["source"] for line in done.stdout.splitlines()] == [str(image) for image in images]
     assert b"5/5" in os.read(terminal, 100_000)
     os.close(terminal)
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(pictures: list[Path], options: list[object]) -> None:
-    command = [str(word) for word in (sys.executable, "-m", "usetta", "classify", *pictures, *options)]
+def test_a_reader_that_has_seen_enough_is_no_error(images: list[Path], options: list[object]) -> None:
+    command = [str(word) for word in (sys.executable, "-m", "usetta", "classify", *images, *options)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         assert running.stderr is not None
@@ -272,13 +270,13 @@ def test_a_reader_that_has_seen_enough_is_no_error(pictures: list[Path], options
     assert "Traceback" not in told
 
 
-def test_the_installed_command_exits_as_promised(pictures: list[Path], options: list[object]) -> None:
-    pictures[0].write_bytes(b"")
-    command = [sys.executable, "-m", "usetta", "classify", *pictures[:2], *options]
+def test_the_installed_command_exits_as_promised(images: list[Path], options: list[object]) -> None:
+    images[0].write_bytes(b"")
+    command = [sys.executable, "-m", "usetta", "classify", *images[:2], *options]
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    assert str(pictures[1]) in done.stdout
+    assert str(images[1]) in done.stdout
 
 
 def test_a_context_is_learned_and_used(tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,12 +284,12 @@ def test_a_context_is_learned_and_used(tiny_checkpoint: Path, tmp_path: Path, mo
     for number, name in enumerate(["red_fox", "owl"]):
         (tmp_path / "shown" / name).mkdir(parents=True)
         for i in range(3):
-            make_picture(10 * number + i).save(tmp_path / "shown" / name / f"{i}.png")
+            make_image(10 * number + i).save(tmp_path / "shown" / name / f"{i}.png")
     out, folder = tmp_path / "context.safetensors", tmp_path / "shown"
     settings = ["--out", out, "--model", tiny_checkpoint, "--epochs", 2, "--views", 2]
     learned = usetta("coop", "train", folder, *settings)
     assert (learned.exit_code, learned.stdout) == (0, f"context: {out}\n")
-    assert "up to 16 pictures of each of 2 classes" in learned.stderr
+    assert "up to 16 images of each of 2 classes" in learned.stderr
     assert "is finished already" in usetta("coop", "train", folder, *settings).stderr
     asked = [
         "classify",
@@ -313,7 +311,7 @@ def test_a_context_is_learned_and_used(tiny_checkpoint: Path, tmp_path: Path, mo
 def test_data_sets_are_listed_and_looked_for(tmp_path: Path) -> None:
     listed = json.loads(usetta("ls", "datasets", "--json").stdout)
     assert len(listed) == 15
-    assert {"name": "dtd", "title": "DTD", "family": "fine-grained", "pictures": 1692, "classes": 47} in listed
+    assert {"name": "dtd", "title": "DTD", "family": "fine-grained", "images": 1692, "classes": 47} in listed
     reports = json.loads(usetta("data", "check", tmp_path, "--json").stdout)
     assert {report["state"] for report in reports} == {"absent"}
     assert usetta("data", "check", tmp_path).exit_code == 0

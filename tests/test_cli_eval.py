@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from conftest import make_picture
+from conftest import make_image
 from usetta.cli import app
 from usetta.evaluate.store import Store
 
@@ -19,11 +19,11 @@ CLASSES = ("cat", "red fox")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A data set of six pictures in two classes."""
+    """A dataset of six images in two classes."""
     for i in range(6):
         path = tmp_path / "zoo" / CLASSES[i % 2] / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        make_picture(i).save(path)
+        make_image(i).save(path)
     return tmp_path / "zoo"
 
 
@@ -40,11 +40,11 @@ def test_a_table_comes_out_and_the_run_can_be_added_to(options: list[object], tm
     first = usetta(*options, "--methods", "clip,se")
     assert first.exit_code == 0, first.output
     assert re.search(r"^\s*clip\s+\d+\.\d\d", first.stdout, flags=re.MULTILINE)
-    assert "6 pictures in" in first.stderr
+    assert "6 images in" in first.stderr
     assert "zoo, seed 0: clip" in first.stderr
     again = usetta(*options, "--methods", "clip,se")
     assert again.exit_code == 0, again.output
-    assert "0 pictures in" in again.stderr
+    assert "0 images in" in again.stderr
     assert again.stdout == first.stdout
     more = usetta(*options, "--methods", "se,use,zero", "--seeds", "0,1")
     assert more.exit_code == 0
@@ -56,12 +56,12 @@ def test_a_table_comes_out_and_the_run_can_be_added_to(options: list[object], tm
     assert "±" in more.stdout
 
 
-def test_bad_pictures_are_told_counted_and_left_out(options: list[object], folder: Path) -> None:
+def test_bad_images_are_told_counted_and_left_out(options: list[object], folder: Path) -> None:
     (folder / "cat" / "bad.jpg").write_bytes(b"")
     result = usetta(*options, "--methods", "clip")
     assert result.exit_code == 1
     assert "zoo: cat/bad.jpg: file is empty" in result.stderr
-    assert "1 picture could not be read" in " ".join(result.stdout.split())
+    assert "1 image could not be read" in " ".join(result.stdout.split())
 
 
 @pytest.mark.parametrize(
@@ -105,12 +105,12 @@ def test_without_data_the_question_is_where(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.delenv("USETTA_DATA", raising=False)
     result = usetta("--out", tmp_path / "run")
     assert result.exit_code == 1
-    assert "which data sets?" in result.stderr
+    assert "which datasets?" in result.stderr
 
 
 def test_ctrl_c_leaves_what_was_computed(options: list[object], folder: Path, tmp_path: Path) -> None:
     first = folder / "cat" / "more.png"
-    make_picture(0, (900, 700)).save(first)
+    make_image(0, (900, 700)).save(first)
     for i in range(999):  # more than can be done before the signal comes, on however busy a machine
         (folder / "cat" / f"more-{i}.png").hardlink_to(first)
     command = [sys.executable, "-m", "usetta", "eval", *map(str, options), "--methods", "clip,se", "--batch-size", "1"]

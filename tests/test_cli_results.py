@@ -9,7 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from conftest import make_picture
+from conftest import make_image
 from data.miniature import SPLITS, make_split
 from report.stores import answers, make_run
 from usetta.cli import evaluate
@@ -61,7 +61,7 @@ def test_tables_in_other_formats(run: Path) -> None:
 
 
 def test_other_tables(run: Path) -> None:
-    assert usetta("table", run, "--metric", "skip_ratio").stdout.startswith("Pictures that were not tuned on, %")
+    assert usetta("table", run, "--metric", "skip_ratio").stdout.startswith("Images that were not tuned on, %")
     metrics = usetta("table", run, "--dataset", "pets", "-f", "json")
     assert json.loads(metrics.stdout)["rows"][1]["cells"]["top1"]["value"] == 100.0
     differences = usetta("table", run, "--against", "use", "-f", "csv")
@@ -72,7 +72,7 @@ def test_other_tables(run: Path) -> None:
     ("arguments", "message"),
     [
         (["--metric", "eec"], "unknown metric 'eec'; did you mean 'ece'?"),
-        (["--dataset", "pet"], "has no data set 'pet'; did you mean 'pets'?"),
+        (["--dataset", "pet"], "has no dataset 'pet'; did you mean 'pets'?"),
         (["--against", "tpt"], "has no method 'tpt'"),
         (["--against", "clip", "--metric", "ece"], "choose one of --metric, --dataset and --against"),
         (["--format", "html"], "unknown format 'html'; known are terminal, markdown, latex, csv, json"),
@@ -114,13 +114,13 @@ def test_what_can_be_reproduced_is_listed() -> None:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """DTD and Pets with three pictures each, and Food101 without one of its pictures."""
+    """DTD and Pets with three images each, and Food101 without one of its images."""
     root = tmp_path / "data"
     for place, name in enumerate(("dtd", "pets", "food101")):
         make_split(root, name)
         items, folder, _ = SPLITS[name]
-        for number, (picture, _, _) in enumerate(items):
-            make_picture(10 * place + number).save(root / folder / picture)
+        for number, (image, _, _) in enumerate(items):
+            make_image(10 * place + number).save(root / folder / image)
     (root / "food-101/images/baklava/3832160.jpg").unlink()
     return root
 
@@ -128,11 +128,11 @@ def data(tmp_path: Path) -> Path:
 def test_a_table_of_the_paper_is_measured_and_shown(data: Path, tmp_path: Path, tiny_checkpoint: Path) -> None:
     out = tmp_path / "run"
     options = ["--data", data, "--model", tiny_checkpoint, "--out", out, "--seeds", "0", "-f", "json"]
-    result = usetta("reproduce", "table-8", *options, "--pictures", 2)
+    result = usetta("reproduce", "table-8", *options, "--images", 2)
     assert result.exit_code == 0, result.stderr
     assert "left out: food101, which is incomplete; the first that is missing is baklava/3832160.jpg" in result.stderr
     assert f"not in {data}: imagenet, imagenet-a," in result.stderr
-    assert "dtd (2 pictures), pets (2 pictures)" in result.stderr
+    assert "dtd (2 images), pets (2 images)" in result.stderr
     table = json.loads(result.stdout)
     assert [column["name"] for column in table["columns"]] == ["in&o", "fgvc", "avg", "dtd", "pets"]
     assert [row["name"] for row in table["rows"]] == list(ITEMS["table-8"].methods)
@@ -142,41 +142,41 @@ def test_a_table_of_the_paper_is_measured_and_shown(data: Path, tmp_path: Path, 
         }
         assert {group[3] for group in store.groups()} == {2}
         assert store.facts("run")["views"]["views"] == 64
-        right = {row.picture: row.label == row.prediction for row in store.rows({"dataset": "dtd", "method": "se"})}
+        right = {row.image: row.label == row.prediction for row in store.rows({"dataset": "dtd", "method": "se"})}
     linear = next(row for row in table["rows"] if row["name"] == "se")
     assert linear["cells"]["dtd"]["value"] == 50 * sum(right.values())
 
-    again = usetta("reproduce", "table-8", *options, "--pictures", 2)
+    again = usetta("reproduce", "table-8", *options, "--images", 2)
     assert "model: " not in again.stderr  # nothing was missing, so none was loaded
     assert again.stdout == result.stdout
     more = usetta("reproduce", "table-8", *options)
-    assert "dtd (3 pictures)" in more.stderr
+    assert "dtd (3 images)" in more.stderr
     without = usetta("reproduce", "table-8", "--out", out, "-f", "json")
     assert without.exit_code == 0
-    assert "no folder of data sets (--data), so nothing is measured" in without.stderr
+    assert "no folder of datasets (--data), so nothing is measured" in without.stderr
     assert without.stdout == more.stdout
 
 
 def test_a_figure_of_the_paper_is_written_into_the_run(data: Path, tmp_path: Path, tiny_checkpoint: Path) -> None:
     out = tmp_path / "run"
     options = ["--data", data, "--model", tiny_checkpoint, "--out", out]
-    result = usetta("reproduce", "fig. 2", *options, "--seeds", 3, "--pictures", 1)
+    result = usetta("reproduce", "fig. 2", *options, "--seeds", 3, "--images", 1)
     assert result.exit_code == 0, result.stderr
     assert result.stdout.splitlines() == [str(out / "figure-2.png"), str(out / "figure-2.svg")]
     assert open_image(out / "figure-2.png").width > 300
     assert "no results yet: Flowers102, Caltech101" in result.stderr
     with Store(out) as store:
         assert {seed for _, seed, _, _ in store.groups()} == {3}
-    grid = usetta("reproduce", "figure-5", *options, "--seeds", 3, "--pictures", 1)
+    grid = usetta("reproduce", "figure-5", *options, "--seeds", 3, "--images", 1)
     assert grid.stdout.splitlines() == [str(out / "figure-5.png"), str(out / "figure-5.svg")]
 
 
-def test_a_bad_picture_is_told_and_the_exit_code_is_1(data: Path, tmp_path: Path, tiny_checkpoint: Path) -> None:
-    (data / "oxford_pets/images/Abyssinian_71.jpg").write_bytes(b"no picture")
+def test_a_bad_image_is_told_and_the_exit_code_is_1(data: Path, tmp_path: Path, tiny_checkpoint: Path) -> None:
+    (data / "oxford_pets/images/Abyssinian_71.jpg").write_bytes(b"no image")
     options = ["--data", data, "--model", tiny_checkpoint, "--out", tmp_path / "run", "--seeds", 0]
     result = usetta("reproduce", "figure-4", *options)
     assert result.exit_code == 1
-    assert "usetta: 1 pictures could not be read and are left out" in result.stderr
+    assert "usetta: 1 images could not be read and are left out" in result.stderr
     assert (tmp_path / "run" / "figure-4.svg").is_file()
 
 
@@ -195,7 +195,7 @@ def test_an_interrupted_run_can_be_continued(
 def test_prompts_are_those_of_the_table(data: Path, tmp_path: Path, tiny_checkpoint: Path, tiny_model: CLIP) -> None:
     context = tmp_path / "context.safetensors"
     save_context(context, torch.zeros(4, tiny_model.text.width), {"template": "a photo of a {}."})
-    options = ["--data", data, "--model", tiny_checkpoint, "--seeds", 0, "--pictures", 1, "-f", "json"]
+    options = ["--data", data, "--model", tiny_checkpoint, "--seeds", 0, "--images", 1, "-f", "json"]
     ensemble = usetta("reproduce", "table-9", *options, "--out", tmp_path / "seven")
     learned = usetta("reproduce", "table-5", *options, "--out", tmp_path / "learned", "--context", context)
     assert (ensemble.exit_code, learned.exit_code) == (0, 0), learned.stderr
@@ -214,7 +214,7 @@ def test_methods_that_a_model_cannot_run_are_left_out(
         raise ValueError("the image tower has no blocks")
 
     monkeypatch.setattr(CLIP, "tail", no_tail)
-    options = ["--data", data, "--model", tiny_checkpoint, "--out", tmp_path / "run", "--seeds", 0, "--pictures", 1]
+    options = ["--data", data, "--model", tiny_checkpoint, "--out", tmp_path / "run", "--seeds", 0, "--images", 1]
     result = usetta("reproduce", "table-10", *options)
     assert result.exit_code == 0, result.stderr
     assert "left out: ttl; the image tower has no blocks" in result.stderr
@@ -224,8 +224,8 @@ def test_methods_that_a_model_cannot_run_are_left_out(
 def test_sizes_need_no_run(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = usetta("reproduce", "table-11", "--data", data, "-f", "csv")
-    rows = {(row["data set"], row["column"]): row["value"] for row in csv.DictReader(io.StringIO(result.stdout))}
-    assert (rows["dtd", "pictures"], rows["dtd", "classes"], rows["cars", "pictures"]) == ("3.0", "4.0", "")
+    rows = {(row["dataset"], row["column"]): row["value"] for row in csv.DictReader(io.StringIO(result.stdout))}
+    assert (rows["dtd", "images"], rows["dtd", "classes"], rows["cars", "images"]) == ("3.0", "4.0", "")
     assert not (tmp_path / "runs").exists()
 
 

@@ -41,20 +41,20 @@ COLOURS = [[200, 40, 40], [40, 200, 40], [40, 40, 200]]
 QUICK = CoOpRecipe(shots=6, views=3, batch_size=8, epochs=4, lr=0.1)
 
 
-def picture(label: int, number: int) -> Image.Image:
+def image(label: int, number: int) -> Image.Image:
     """Noise around the colour of its class."""
     noise = np.random.default_rng([label, number]).integers(-40, 40, (40, 48, 3))
     return Image.fromarray(np.clip(COLOURS[label] + noise, 0, 255).astype(np.uint8))
 
 
-PICTURES = [picture(label, number) for label in range(3) for number in range(7)]
+IMAGES = [image(label, number) for label in range(3) for number in range(7)]
 LABELS = [label for label in range(3) for _ in range(7)]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The pictures by class."""
-    for i, (image, label) in enumerate(zip(PICTURES, LABELS, strict=True)):
+    """The images by class."""
+    for i, (image, label) in enumerate(zip(IMAGES, LABELS, strict=True)):
         path = tmp_path / "shots" / CLASSES[label].replace(" ", "_") / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         image.save(path)
@@ -62,7 +62,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def learn(model: CLIP, out: Path | None = None, recipe: CoOpRecipe = QUICK, **more: Any) -> Tensor:
-    return train_context(model, PICTURES, LABELS, CLASSES, recipe, out=out, **{"say": lambda _: None, **more})
+    return train_context(model, IMAGES, LABELS, CLASSES, recipe, out=out, **{"say": lambda _: None, **more})
 
 
 def naive(tower: TextTransformer, names: Sequence[str], context: Tensor) -> Tensor:
@@ -317,8 +317,8 @@ def test_a_context_of_another_width_is_refused(tiny_model: CLIP, tmp_path: Path)
 
 @pytest.mark.parametrize("seed", range(3))
 def test_it_learns_to_tell_colours_apart(tiny_model: CLIP, seed: int) -> None:
-    pictures, labels, classes = PICTURES[:14], LABELS[:14], ["house", "cat"]
-    shots = draw_shots(pictures, labels, classes, 7, seed, print)
+    images, labels, classes = IMAGES[:14], LABELS[:14], ["house", "cat"]
+    shots = draw_shots(images, labels, classes, 7, seed, print)
     features = encode_shots(tiny_model, shots, 1, seed, progress=False)[:, 0]
     targets = torch.tensor([shot.label for shot in shots])
 
@@ -329,7 +329,7 @@ def test_it_learns_to_tell_colours_apart(tiny_model: CLIP, seed: int) -> None:
 
     recipe = CoOpRecipe(shots=7, views=3, batch_size=8, epochs=20, lr=0.02, seed=seed)
     before = loss_and_accuracy(None)
-    after = loss_and_accuracy(train_context(tiny_model, pictures, labels, classes, recipe))
+    after = loss_and_accuracy(train_context(tiny_model, images, labels, classes, recipe))
     assert before[1] == 0.5
     assert after[1] > 0.9
     assert after[0] < 0.5 * before[0]
@@ -340,7 +340,7 @@ def test_it_learns_to_tell_colours_apart(tiny_model: CLIP, seed: int) -> None:
     [
         QUICK,
         replace(QUICK, init="words", seed=3, warmup_epochs=2, batch_size=5),
-        replace(QUICK, shots=2, batch_size=32, views=1, template="a picture, so nice, of {}."),
+        replace(QUICK, shots=2, batch_size=32, views=1, template="an image, so nice, of {}."),
     ],
 )
 @pytest.mark.parametrize(("dtype", "lr", "tolerance"), [(torch.float32, 0.002, 1e-5), (torch.float64, 0.1, 1e-10)])
@@ -349,7 +349,7 @@ def test_it_is_what_a_plain_loop_computes(
 ) -> None:
     """The whole tower on full-length texts, PyTorch's own optimiser and schedule, and the same batches."""
     recipe, model = replace(recipe, lr=lr), deepcopy(tiny_model).to(dtype)
-    shots = draw_shots(PICTURES, LABELS, CLASSES, recipe.shots, recipe.seed, print)
+    shots = draw_shots(IMAGES, LABELS, CLASSES, recipe.shots, recipe.seed, print)
     views = encode_shots(model, shots, recipe.views, recipe.seed, progress=False).to(dtype)
     words = ClassPrompts(model.text, CLASSES, recipe.template).context
     drawn = torch.from_numpy(generator("context", recipe.seed).normal(0, 0.02, words.shape)).to(dtype)
@@ -410,7 +410,7 @@ def test_the_file_tells_where_the_context_came_from(tiny_model: CLIP, tmp_path: 
     assert tensors["losses"][-1] < tensors["losses"][0]
     assert metadata["model"] == "tiny-random"
     assert metadata["fingerprint"] == tiny_model.fingerprint
-    assert {key: metadata[key] for key in ("classes", "pictures")} == {"classes": "3", "pictures": "18"}
+    assert {key: metadata[key] for key in ("classes", "images")} == {"classes": "3", "images": "18"}
     for key, value in asdict(QUICK).items():
         assert metadata[key] == str(value)
     assert template_of(out) == QUICK.template
@@ -469,7 +469,7 @@ train_context(load_model(model), [item.path for item in data], data.labels, data
 
 
 def read_folder(folder: Path) -> tuple[list[Path], Sequence[int], Sequence[str]]:
-    """Pictures, labels and class names."""
+    """Images, labels and class names."""
     data = load_dataset(folder)
     assert data.labels is not None
     return [item.path for item in data], data.labels, data.classes
@@ -513,10 +513,10 @@ def test_views_that_were_encoded_are_not_encoded_again(tiny_model: CLIP, tmp_pat
         ({"recipe": replace(QUICK, lr=0.2)}, "lr 0.1 instead of 0.2"),
         ({"recipe": replace(QUICK, epochs=5, views=4)}, "epochs 4 instead of 5, views 3 instead of 4"),
         ({"recipe": replace(QUICK, template="a photo of a {}!")}, "template a photo of a {}. instead of"),
-        ({"recipe": replace(QUICK, seed=1)}, "other pictures, seed 0 instead of 1"),
+        ({"recipe": replace(QUICK, seed=1)}, "other images, seed 0 instead of 1"),
         ({"classes": ["house", "owl", "fox"]}, "other classes"),
-        ({"pictures": [picture(label, 9) for label in LABELS]}, "other pictures"),
-        ({"labels": LABELS[::-1]}, "other pictures"),
+        ({"images": [image(label, 9) for label in LABELS]}, "other images"),
+        ({"labels": LABELS[::-1]}, "other images"),
         ({"model": disturbed(TINY_VIT)}, "another model"),
     ],
 )
@@ -529,7 +529,7 @@ def test_the_file_of_another_training_is_left_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     out = tmp_path / "context.safetensors"
-    settings = {"model": tiny_model, "pictures": PICTURES, "labels": LABELS, "classes": CLASSES, "recipe": QUICK}
+    settings = {"model": tiny_model, "images": IMAGES, "labels": LABELS, "classes": CLASSES, "recipe": QUICK}
     if finished:
         learn(tiny_model, out)
     else:
@@ -578,46 +578,46 @@ def test_a_rate_too_high_is_told(tiny_model: CLIP) -> None:
 
 
 def test_shots_are_drawn_from_each_class_by_seed() -> None:
-    draws = [draw_shots(PICTURES, LABELS, CLASSES, 3, seed, print) for seed in (0, 0, 1)]
+    draws = [draw_shots(IMAGES, LABELS, CLASSES, 3, seed, print) for seed in (0, 0, 1)]
     assert draws[0] == draws[1] != draws[2]
     assert [shot.label for shot in draws[0]] == [0] * 3 + [1] * 3 + [2] * 3
     assert len({shot.id for shot in draws[0]}) == 9
-    everything = draw_shots(PICTURES, LABELS, CLASSES, 99, 0, print)
+    everything = draw_shots(IMAGES, LABELS, CLASSES, 99, 0, print)
     assert {shot.id for shot in everything} > {shot.id for shot in draws[0]}
     assert len(everything) == 21
 
 
-def test_a_bad_picture_is_told_and_replaced(folder: Path) -> None:
-    pictures, labels, classes = read_folder(folder)
-    chosen = [shot.picture for shot in draw_shots(pictures, labels, classes, 6, 0, print) if shot.label == 1]
+def test_a_bad_image_is_told_and_replaced(folder: Path) -> None:
+    images, labels, classes = read_folder(folder)
+    chosen = [shot.image for shot in draw_shots(images, labels, classes, 6, 0, print) if shot.label == 1]
     assert isinstance(chosen[2], Path)
     chosen[2].write_bytes(b"")
     said: list[str] = []
-    shots = draw_shots(pictures, labels, classes, 6, 0, said.append)
+    shots = draw_shots(images, labels, classes, 6, 0, said.append)
     assert said == [f"left out: {chosen[2]}: file is empty"]
     assert len(shots) == 18
-    assert chosen[2] not in [shot.picture for shot in shots]
+    assert chosen[2] not in [shot.image for shot in shots]
 
 
-def test_a_class_without_a_picture_is_named(folder: Path) -> None:
-    pictures, labels, classes = read_folder(folder)
+def test_a_class_without_a_image_is_named(folder: Path) -> None:
+    images, labels, classes = read_folder(folder)
     for path in (folder / "owl").iterdir():
-        path.write_bytes(b"no picture")
+        path.write_bytes(b"no image")
     said: list[str] = []
-    with pytest.raises(ValueError, match="class 'owl' cannot be learned: none of its pictures can be read"):
-        draw_shots(pictures, labels, classes, 6, 0, said.append)
+    with pytest.raises(ValueError, match="class 'owl' cannot be learned: none of its images can be read"):
+        draw_shots(images, labels, classes, 6, 0, said.append)
     assert len(said) == 7
-    with pytest.raises(ValueError, match="class 'wolf' cannot be learned: it has no pictures"):
-        draw_shots(PICTURES, LABELS, [*CLASSES, "wolf"], 6, 0, print)
+    with pytest.raises(ValueError, match="class 'wolf' cannot be learned: it has no images"):
+        draw_shots(IMAGES, LABELS, [*CLASSES, "wolf"], 6, 0, print)
 
 
 def test_labels_that_do_not_fit_are_named(tiny_model: CLIP) -> None:
-    with pytest.raises(ValueError, match="there are 21 pictures and 20 labels"):
-        train_context(tiny_model, PICTURES, LABELS[1:], CLASSES)
+    with pytest.raises(ValueError, match="there are 21 images and 20 labels"):
+        train_context(tiny_model, IMAGES, LABELS[1:], CLASSES)
     with pytest.raises(ValueError, match="label 2 names none of the 2 classes"):
-        train_context(tiny_model, PICTURES, LABELS, CLASSES[:2])
+        train_context(tiny_model, IMAGES, LABELS, CLASSES[:2])
     with pytest.raises(ValueError, match="label -1 names none"):
-        train_context(tiny_model, PICTURES, [-1] * 21, CLASSES)
+        train_context(tiny_model, IMAGES, [-1] * 21, CLASSES)
 
 
 @pytest.mark.parametrize("template", ["{}", "{} on a photo", "a non{}"])

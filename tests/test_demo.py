@@ -1,4 +1,4 @@
-"""The demonstration, with generated pictures in place of the photographs and a tiny model in place of the real one."""
+"""The demonstration, with generated images in place of the images and a tiny model in place of the real one."""
 
 import html
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from conftest import make_picture
+from conftest import make_image
 from report.pages import Page, leave_figures_empty
 from usetta import demo, methods
 from usetta.classifier import Explanation
@@ -17,26 +17,26 @@ from usetta.evaluate.store import Store
 from usetta.report.html import in_plain_words, render
 
 SHOWN = ("folding chair", "horse chestnut", "spoonbill", "goose", "dung beetle")
-"""Fewer photographs are enough; and the tiny model sees a jeep in everything, if it is a class."""
+"""Fewer images are enough; and the tiny model sees a jeep in everything, if it is a class."""
 
 
 @pytest.fixture
-def photographs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache with a picture under the name of some photographs, which are all there are, and so are their classes."""
+def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache with an image under the name of some images, which are all there are, and so are their classes."""
     monkeypatch.setenv("USETTA_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "cache" / "demo"
     folder.mkdir(parents=True)
-    some = tuple(photograph for photograph in demo.PHOTOGRAPHS if photograph.shows in SHOWN)
-    for i, photograph in enumerate(some):
-        make_picture(i).save(folder / photograph.name)
+    some = tuple(image for image in demo.DEMO_IMAGES if image.shows in SHOWN)
+    for i, image in enumerate(some):
+        make_image(i).save(folder / image.name)
     monkeypatch.setattr(demo, "fetch", lambda file, target, say: target)
-    monkeypatch.setattr(demo, "PHOTOGRAPHS", some)
+    monkeypatch.setattr(demo, "DEMO_IMAGES", some)
     monkeypatch.setattr(demo, "CLASSES", SHOWN)
     return folder
 
 
-def test_it_writes_a_page_with_pictures(
-    photographs: Path, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_it_writes_a_page_with_images(
+    images: Path, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "report"
     command = ["demo", "--out", str(out), "--model", str(tiny_checkpoint), "--views", "6"]
@@ -63,15 +63,15 @@ def test_it_writes_a_page_with_pictures(
     for method in ("clip", "se", "tpt", "use"):
         assert f"<dt>{method}</dt><dd>{in_plain_words(method)}</dd>" in page
 
-    features = list((photographs / "features").iterdir())
-    assert len(features) == 10  # the weak view and the strong ones of every photograph, once for page and report
+    features = list((images / "features").iterdir())
+    assert len(features) == 10  # the weak view and the strong ones of every image, once for page and report
     leave_figures_empty(monkeypatch)
     monkeypatch.setattr(Explanation, "save", lambda self, path, shown: None)
     assert CliRunner().invoke(app, command).stdout == result.stdout  # from the cache, and the same
 
 
 def test_the_run_beside_it_has_the_same_answers_and_a_report(
-    photographs: Path, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    images: Path, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave_figures_empty(monkeypatch)
     monkeypatch.setattr(Explanation, "save", lambda self, path, shown: None)
@@ -83,8 +83,8 @@ def test_the_run_beside_it_has_the_same_answers_and_a_report(
     rows = json.loads((out / "answers.json").read_text(encoding="utf-8"))
     with Store(out / "run", create=False) as store:
         assert store.facts("run")["views"]["views"] == 4
-        assert store.facts("root") == {"demo": str(photographs)}
-        found = {(row.picture, row.method): row for row in store.rows()}
+        assert store.facts("root") == {"demo": str(images)}
+        found = {(row.image, row.method): row for row in store.rows()}
     assert len(found) == 10
     for row in rows:
         for method in ("clip", "use"):
@@ -96,24 +96,24 @@ def test_the_run_beside_it_has_the_same_answers_and_a_report(
     right = sum(row.label == row.prediction for row in found.values() if row.method == "use")
     assert f"use: {right} of 5 right" in result.stdout
     assert Page((out / "index.html").read_text(encoding="utf-8")).all("a")[-1] == {"href": "report.html"}
-    assert "2 methods on 1 data set" in Page((out / "report.html").read_text(encoding="utf-8")).text
+    assert "2 methods on 1 dataset" in Page((out / "report.html").read_text(encoding="utf-8")).text
 
 
-def test_a_run_on_something_else_is_left_alone(photographs: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_a_run_on_something_else_is_left_alone(images: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
     with Store(tmp_path / "run") as store:
-        store.fix("data set", "pets", {"title": "Pets"})
+        store.fix("dataset", "pets", {"title": "Pets"})
     command = ["demo", "--out", str(tmp_path), "--model", str(tiny_checkpoint), "--views", "2", "--methods", "clip"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 2
     assert f"{tmp_path / 'run'} holds a run on pets; choose another folder with --out" in result.stderr
     with Store(tmp_path / "run", create=False) as store:
-        assert list(store.facts("data set")) == ["pets"]
+        assert list(store.facts("dataset")) == ["pets"]
 
 
 def test_any_methods_can_be_compared(
-    photographs: Path, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    images: Path, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo, "PHOTOGRAPHS", demo.PHOTOGRAPHS[:2])
+    monkeypatch.setattr(demo, "DEMO_IMAGES", demo.DEMO_IMAGES[:2])
     command = ["demo", "--out", str(tmp_path / "report"), "--model", str(tiny_checkpoint), "--views", "4"]
     result = CliRunner().invoke(app, [*command, "--methods", "zero-shot,clip,r-tpt,use:steps=2"])
     assert result.exit_code == 0, result.stderr
@@ -143,4 +143,4 @@ def test_a_page_escapes_what_it_shows() -> None:
 def test_classes_are_plausible() -> None:
     assert len(demo.CLASSES) == len(set(demo.CLASSES))
     assert 30 <= len(demo.CLASSES) <= 60
-    assert len({photograph.name for photograph in demo.PHOTOGRAPHS}) == 12
+    assert len({image.name for image in demo.DEMO_IMAGES}) == 12

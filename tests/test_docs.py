@@ -14,14 +14,14 @@ import torch
 from typer.testing import CliRunner
 
 import usetta.classifier
-from conftest import make_picture
+from conftest import make_image
 from usetta import Classifier, Prediction, methods
 from usetta.cli import app
-from usetta.images import open_image, picture_id
-from usetta.losses import LOSSES
+from usetta.images import image_id, open_image
+from usetta.methods.losses import LOSSES
+from usetta.methods.readout import READOUTS
 from usetta.models.clip import CLIP
 from usetta.prompts import ClassPrompts
-from usetta.readout import READOUTS
 from usetta.views import ViewRecipe, make_views
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -89,7 +89,7 @@ def test_the_table_of_families_is_that_of_the_code() -> None:
 
 
 def test_the_table_of_read_outs_is_complete() -> None:
-    table = section("Names for the rest of the grid").partition("| read-out |")[2]
+    table = section("Names for the rest of the grid").partition("| readout |")[2]
     assert re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE) == list(READOUTS)
 
 
@@ -134,12 +134,12 @@ def test_the_worked_example_is_short() -> None:
 
 @pytest.mark.usefixtures("mine")
 def test_a_registered_method_is_listed_and_goes_with_the_grammar() -> None:
-    assert methods.names()[-2:] == ["certain", "gini"]
+    assert methods.names()[-2:] == ["confident", "gini"]
     shown = CliRunner().invoke(app, ["ls", "methods"]).stdout
-    assert "certain" in shown
-    assert "the mean of all views, by their certainty" in shown
-    assert methods.get("clip+certain") == methods.get("certain")
-    assert methods.get("tpt+certain").loss == "mem"
+    assert "confident" in shown
+    assert "the mean of all views, by their confidence" in shown
+    assert methods.get("clip+confident") == methods.get("confident")
+    assert methods.get("tpt+confident").loss == "mem"
     assert methods.get("gini:steps=2").steps == 2
 
 
@@ -156,28 +156,28 @@ def answer_of(block: str) -> Prediction:
 def test_the_worked_example_answers_as_its_formulas_say(
     tiny_model: CLIP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_picture(3).save(tmp_path / "cat.png")
+    make_image(3).save(tmp_path / "cat.png")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "mine", ModuleType("mine"))  # `import mine` finds it done
     monkeypatch.setattr(usetta.classifier, "load_model", lambda _name: tiny_model)
     tuned = answer_of(USED)
-    plain = answer_of(USED.replace('"gini"', '"certain"'))
+    plain = answer_of(USED.replace('"gini"', '"confident"'))
 
     image = open_image("cat.png")
-    pixels = make_views(image, picture_id(image), ViewRecipe(views=64, size=tiny_model.image_size))
+    pixels = make_views(image, image_id(image), ViewRecipe(views=64, size=tiny_model.image_size))
     features = tiny_model.encode_images(pixels).double()
     prompts = ClassPrompts(tiny_model.text, ["tabby cat", "red fox", "golden retriever"])
 
     def predict(text: torch.Tensor) -> torch.Tensor:
         return (tiny_model.logit_scale * features @ text.double().T).softmax(dim=-1)
 
-    def certain(probs: torch.Tensor) -> np.ndarray:
+    def confident(probs: torch.Tensor) -> np.ndarray:
         p = probs.detach().numpy()
         weights = np.exp((p * np.log(p)).sum(axis=1))
         return (weights / weights.sum()) @ p
 
     before = predict(prompts.features())
-    np.testing.assert_allclose(plain.probs, certain(before), atol=1e-5)
+    np.testing.assert_allclose(plain.probs, confident(before), atol=1e-5)
     assert np.abs(plain.probs - before[0].numpy()).max() > 1e-3  # and that is not the weak view's answer
     assert np.abs(plain.probs - before.mean(dim=0).numpy()).max() > 1e-4  # nor the plain mean
 
@@ -189,7 +189,7 @@ def test_the_worked_example_answers_as_its_formulas_say(
     assert context.grad is not None
     with torch.no_grad():  # AdamW's first step
         moved = context * (1 - 0.005 * 0.01) - 0.005 * context.grad / (context.grad.abs() + 1e-8)
-    expected = certain(predict(prompts.encode(moved[None])[0]))
+    expected = confident(predict(prompts.encode(moved[None])[0]))
     np.testing.assert_allclose(tuned.probs, expected, atol=1e-4)
     assert np.abs(expected - plain.probs).max() > 1e-2
 
@@ -201,5 +201,5 @@ def test_a_script_of_ones_own_is_the_command_line_with_the_method(tmp_path: Path
         [sys.executable, "myusetta.py", "ls", "methods"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "certain" in done.stdout
+    assert "confident" in done.stdout
     assert "gini" in done.stdout

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from conftest import make_picture
+from conftest import make_image
 from evaluate.runs import CLASSES, four_blocks
 from models.tiny import TINY_RESNET, disturbed
 from usetta import methods
 from usetta.episode import Episode, answer, check, encode, encode_together, encode_with_hidden
+from usetta.methods.recipe import run
 from usetta.models.clip import CLIP
 from usetta.prompts import ClassPrompts
-from usetta.recipe import run
 from usetta.views import ViewRecipe, make_views
 
 VIEWS = 20
@@ -26,7 +26,7 @@ def model() -> CLIP:
 
 @pytest.fixture(scope="module")
 def pixels() -> Tensor:
-    return make_views(make_picture(1), "picture", ViewRecipe(views=VIEWS, size=32))
+    return make_views(make_image(1), "image", ViewRecipe(views=VIEWS, size=32))
 
 
 def test_features_of_the_weak_view_do_not_depend_on_others(model: CLIP, pixels: Tensor) -> None:
@@ -40,25 +40,25 @@ def test_features_of_the_weak_view_do_not_depend_on_others(model: CLIP, pixels: 
 
 
 @pytest.mark.parametrize("counts", [(1, 1, 1), (VIEWS, 5, 1), (VIEWS,)])
-def test_pictures_that_are_encoded_together_get_their_own_features(
+def test_images_that_are_encoded_together_get_their_own_features(
     model: CLIP, pixels: Tensor, counts: tuple[int, ...]
 ) -> None:
-    pictures = [pixels.flip(-1)[:count] if i else pixels[:count] for i, count in enumerate(counts)]
-    for found, picture in zip(encode_together(model, pictures), pictures, strict=True):
-        torch.testing.assert_close(found, encode(model, picture), atol=1e-6, rtol=0)
+    images = [pixels.flip(-1)[:count] if i else pixels[:count] for i, count in enumerate(counts)]
+    for found, image in zip(encode_together(model, images), images, strict=True):
+        torch.testing.assert_close(found, encode(model, image), atol=1e-6, rtol=0)
 
 
 def test_hidden_states_lead_to_the_same_features(model: CLIP, pixels: Tensor) -> None:
     features, states = encode_with_hidden(model, pixels)
     assert torch.equal(features, encode(model, pixels))  # else methods would answer otherwise in TTL's company
     assert states.shape == (VIEWS, 17, 64)
-    torch.testing.assert_close(model.tail().encode(states), features, atol=1e-6, rtol=0)
+    torch.testing.assert_close(model.last_blocks().encode(states), features, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("augmix", [False, True])
 def test_views_of_another_size_are_brought_to_that_of_the_model(augmix: bool) -> None:
     larger, model = disturbed(TINY_RESNET), four_blocks()
-    views = make_views(make_picture(1), "picture", ViewRecipe(views=3, size=32, augmix=augmix))
+    views = make_views(make_image(1), "image", ViewRecipe(views=3, size=32, augmix=augmix))
     assert larger.image_size == 64
     assert encode(larger, views).shape == (3, larger.embed_dim)
     flat = torch.full((2, 3, 96, 96), 128, dtype=torch.uint8)
@@ -67,7 +67,7 @@ def test_views_of_another_size_are_brought_to_that_of_the_model(augmix: bool) ->
 
 
 def test_answers_for_a_batch_are_those_of_the_recipe(model: CLIP, pixels: Tensor) -> None:
-    other = make_views(make_picture(2), "other", ViewRecipe(views=VIEWS, size=32))
+    other = make_views(make_image(2), "other", ViewRecipe(views=VIEWS, size=32))
     episodes = [Episode(*_features(model, each)) for each in (pixels, other)]
     prompts = ClassPrompts(model.text, CLASSES)
     features = torch.stack([each.features for each in episodes])

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conftest import make_picture
+from conftest import make_image
 from evaluate.runs import CLASSES, VIEWS, four_blocks
 from usetta import methods
 from usetta.classifier import Classifier
@@ -35,7 +35,7 @@ def answers(name: str) -> np.ndarray:
     """Probabilities (12, C) of a case."""
     method, settings = cases()[name]
     classifier = Classifier(CLASSES, four_blocks(), method, **settings)  # type: ignore[arg-type]
-    return classifier.predict_proba([make_picture(100 + i, size) for i, size in enumerate(SIZES)], progress=False)
+    return classifier.predict_proba([make_image(100 + i, size) for i, size in enumerate(SIZES)], progress=False)
 
 
 @pytest.mark.parametrize("name", cases())

@@ -1,4 +1,4 @@
-"""Every kind of bad or odd picture that people have, and the pixel values or the message it should give."""
+"""Every kind of bad or odd image that people have, and the pixel values or the message it should give."""
 
 import errno
 import io
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile, ImageOps
 
-from usetta.images import FORMATS, ImageError, find_images, open_image, picture_id
+from usetta.images import FORMATS, ImageError, find_images, image_id, open_image
 
 
 def encoded(image, file_format="PNG", **options):
@@ -65,14 +65,14 @@ def test_every_lossless_format_gives_the_pixels_that_were_saved(file_format):
 
 
 @pytest.mark.parametrize("file_format", FORMATS)
-def test_every_format_equals_plain_pillow_on_an_ordinary_picture(file_format):
+def test_every_format_equals_plain_pillow_on_an_ordinary_image(file_format):
     data = encoded(noise(), file_format)
     expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
     assert np.array_equal(pixels(open_image(data)), expected)
     assert np.array_equal(pixels(open_image(data, for_benchmark=True)), expected)
 
 
-def test_all_kinds_of_source_give_the_same_picture(tmp_path):
+def test_all_kinds_of_source_give_the_same_image(tmp_path):
     path = tmp_path / "cat.png"
     noise().save(path)
     with path.open("rb") as file:
@@ -102,7 +102,7 @@ def test_a_stream_that_cannot_seek_is_read_whole():
     assert np.array_equal(pixels(open_image(Pipe(encoded(noise())))), np.asarray(noise()))
 
 
-def test_mpo_of_phones_gives_its_first_picture():
+def test_mpo_of_phones_gives_its_first_image():
     data = encoded(noise(), "MPO", save_all=True, append_images=[Image.new("RGB", (60, 40))])
     assert Image.open(io.BytesIO(data)).format == "MPO"
     assert np.array_equal(pixels(open_image(data)), np.asarray(Image.open(io.BytesIO(data))))
@@ -149,7 +149,7 @@ def test_arrays(array, expected):
         (np.full((4, 4), -0.1), "must lie in 0..1"),
     ],
 )
-def test_arrays_that_are_no_picture(array, words):
+def test_arrays_that_are_no_image(array, words):
     with pytest.raises(ImageError) as caught:
         open_image(array)
     assert caught.value.path == "<ndarray>"
@@ -221,7 +221,7 @@ def test_zero_bytes(tmp_path):
 @pytest.mark.parametrize(
     "content",
     [
-        b"This is a letter, not a picture.\n",
+        b"This is a letter, not an image.\n",
         b"<html>404 Not Found</html>",
         b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
         b"8BPS\x00\x01" + bytes(40),
@@ -234,7 +234,7 @@ def test_zero_bytes(tmp_path):
 def test_other_content_named_jpg(content, tmp_path):
     path = tmp_path / "cat.jpg"
     path.write_bytes(content)
-    expected = "not a picture in a format that is read here (JPEG, PNG, WEBP, GIF, BMP, TIFF)"
+    expected = "not an image in a format that is read here (JPEG, PNG, WEBP, GIF, BMP, TIFF)"
     assert reason_of(path) == expected
 
 
@@ -249,7 +249,7 @@ def test_vanished_file(tmp_path):
 
 
 def test_folder(tmp_path):
-    assert reason_of(tmp_path) == "is a folder, not a picture"
+    assert reason_of(tmp_path) == "is a folder, not an image"
 
 
 def test_device():
@@ -472,7 +472,7 @@ def test_32_bit_greys(values, expected):
     assert pixels(open_image(data))[0, :, 0].tolist() == expected
 
 
-def palette_picture():
+def palette_image():
     """Index 0 opaque red, 1 transparent green, 2 blue at one fifth."""
     image = Image.fromarray(np.array([[0, 1, 2]], np.uint8)).convert("P")
     image.putpalette([255, 0, 0, 0, 255, 0, 0, 0, 255])
@@ -480,7 +480,7 @@ def palette_picture():
 
 
 def test_palette_with_transparency():
-    data = encoded(palette_picture(), "PNG", transparency=bytes([255, 0, 51]))
+    data = encoded(palette_image(), "PNG", transparency=bytes([255, 0, 51]))
     assert Image.open(io.BytesIO(data)).mode == "P"
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # Pillow warns that transparency gets lost
@@ -568,7 +568,7 @@ def test_exif_orientation(orientation, file_format):
     data = with_orientation(orientation, file_format)
     result = open_image(data)
     assert np.abs(pixels(result).astype(int) - upright_blocks()).max() <= 6
-    # opened once more, as a picture handed on by a caller, it is not turned again
+    # opened once more, as an image handed on by a caller, it is not turned again
     assert np.array_equal(pixels(open_image(result)), pixels(result))
     assert np.array_equal(pixels(result), np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data)))))
 
@@ -584,7 +584,7 @@ def test_exif_orientation_is_ignored_for_benchmarks(orientation):
     "exif",
     [b"Exif\0\0", b"Exif\0\0MM\0*\0\0\0\x08\0\x02\x01\x12", b"Exif\0\0garbage" * 9],
 )
-def test_damaged_exif_does_not_spoil_the_picture(exif):
+def test_damaged_exif_does_not_spoil_the_image(exif):
     data = encoded(noise(), "PNG", exif=exif)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -604,32 +604,32 @@ def test_threads_do_not_disturb_each_other():
     results = []
 
     def work():
-        results.extend(picture_id(open_image(data)) for _ in range(10))
+        results.extend(image_id(open_image(data)) for _ in range(10))
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert results == [picture_id(noise())] * 40
+    assert results == [image_id(noise())] * 40
     assert warnings.filters == filters
 
 
 # --- identity and search -------------------------------------------------------------------------------------------
 
 
-def test_picture_id_depends_on_content_and_size_only():
-    assert picture_id(open_image(encoded(noise(), "PNG"))) == picture_id(open_image(encoded(noise(), "BMP")))
-    assert picture_id(Image.new("RGB", (4, 6))) != picture_id(Image.new("RGB", (6, 4)))
+def test_image_id_depends_on_content_and_size_only():
+    assert image_id(open_image(encoded(noise(), "PNG"))) == image_id(open_image(encoded(noise(), "BMP")))
+    assert image_id(Image.new("RGB", (4, 6))) != image_id(Image.new("RGB", (6, 4)))
     changed = noise()
     changed.putpixel((0, 0), (1, 2, 3))
-    assert picture_id(changed) != picture_id(noise())
-    assert picture_id(noise().convert("L")) == picture_id(noise().convert("L").convert("RGB"))
+    assert image_id(changed) != image_id(noise())
+    assert image_id(noise().convert("L")) == image_id(noise().convert("L").convert("RGB"))
 
 
-def test_picture_id_is_pinned():
-    """Other ids would give everybody other views of their pictures."""
-    assert picture_id(Image.new("RGB", (2, 1), (1, 2, 3))) == "046abe00bdb35c7a425b899f17912f63"
+def test_image_id_is_pinned():
+    """Other ids would give everybody other views of their images."""
+    assert image_id(Image.new("RGB", (2, 1), (1, 2, 3))) == "046abe00bdb35c7a425b899f17912f63"
 
 
 def test_find_images(tmp_path):
@@ -639,7 +639,7 @@ def test_find_images(tmp_path):
     below = [tmp_path / name for name in ["a.png", "b.JPG", "sub/c.webp", "sub/deep/e.tiff"]]
     assert find_images([tmp_path]) == below
     assert find_images(str(tmp_path)) == below
-    # files stay as they are, in the order given, even without a picture's suffix
+    # files stay as they are, in the order given, even without an image's suffix
     assert find_images([tmp_path / "z", str(tmp_path / "sub"), tmp_path / "a.png"]) == [
         tmp_path / "z",
         *below[2:],
@@ -662,7 +662,7 @@ def test_find_images_errors(tmp_path):
     with pytest.raises(ImageError, match=r"nowhere: no such file or folder$"):
         find_images([tmp_path / "nowhere"])
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(ImageError, match=r": folder holds no picture \(\.bmp, .*\.webp\)$") as caught:
+    with pytest.raises(ImageError, match=r": folder holds no image \(\.bmp, .*\.webp\)$") as caught:
         find_images(tmp_path)
     assert caught.value.path == str(tmp_path)
 

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import make_picture
+from conftest import make_image
 from evaluate.runs import CLASSES, VIEWS, four_blocks
 from serve.conftest import running
 from usetta import methods
-from usetta.bulk import run as bulk
+from usetta.batch import run as bulk
 from usetta.classifier import Classifier, Prediction
 from usetta.data.dataset import Dataset
-from usetta.engines import RayCluster
+from usetta.distributed import RayEngine
 from usetta.evaluate.metrics import columns
-from usetta.evaluate.runner import Setting, evaluate
+from usetta.evaluate.runner import EvalSettings, evaluate
 from usetta.evaluate.store import Store
-from usetta.images import open_image, picture_id
+from usetta.images import image_id, open_image
 from usetta.models import Model
 from usetta.models.clip import CLIP
 from usetta.serve.settings import Settings
@@ -46,8 +46,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("images")
     paths = []
     for i, size in enumerate(SIZES):
-        image = make_picture(200 + i, size)
-        paths.append(folder / picture_id(image))
+        image = make_image(200 + i, size)
+        paths.append(folder / image_id(image))
         image.save(paths[-1], "PNG")
     return paths
 
@@ -69,7 +69,7 @@ def load_model() -> Model:
 
 def test_the_images_are_opened_alike_everywhere(images: list[Path]) -> None:
     for path in images:
-        assert picture_id(open_image(path)) == picture_id(open_image(path, for_benchmark=True)) == path.name
+        assert image_id(open_image(path)) == image_id(open_image(path, for_benchmark=True)) == path.name
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
@@ -79,16 +79,16 @@ def test_eval(model: CLIP, images: list[Path], expected: Any, tmp_path: Path, ba
     dataset = Dataset("same", "Same", "other", CLASSES, ids, labels, images[0].parent, "generated")
     for method in METHODS:  # each in a run of its own, as the other paths ask for one method
         out = tmp_path / method
-        evaluate(model, [dataset], [method], out, Setting(views=VIEWS), batch_size=batch_size)
+        evaluate(model, [dataset], [method], out, EvalSettings(views=VIEWS), batch_size=batch_size)
         with Store(out, create=False) as store:
             rows = list(store.rows())
         assert len(rows) == len(images)
         for row in rows:
-            exact = {name: value.item() for name, value in columns(expected[method, row.picture], row.label).items()}
+            exact = {name: value.item() for name, value in columns(expected[method, row.image], row.label).items()}
             found = {name: getattr(row, name) for name in exact}
             if batch_size > 1:  # images that are answered together differ by rounding
                 exact = pytest.approx(exact, abs=1e-5)
-            assert found == exact, (method, row.picture)
+            assert found == exact, (method, row.image)
 
 
 @pytest.mark.parametrize("engine", [None, "ray"])
@@ -101,12 +101,12 @@ def test_classify_to_parquet(
         pytest.importorskip("ray", reason="Ray is not installed")
         tests = str(Path(__file__).parent)
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([tests, *filter(None, [os.environ.get("PYTHONPATH")])]))
-        where = RayCluster("local", workers=1, cpus=torch.get_num_threads())
+        where = RayEngine("local", workers=1, cpus=torch.get_num_threads())
     for method in METHODS if engine is None else ("use",):
-        setting = bulk.Setting(CLASSES, methods.get(method), (TEMPLATE,), views=VIEWS, top=len(CLASSES))
+        setting = bulk.EvalSettings(CLASSES, methods.get(method), (TEMPLATE,), views=VIEWS, top=len(CLASSES))
         out = tmp_path / method
         done = bulk.classify(model, setting, [str(path) for path in images], out, engine=where, load=load_model)
-        assert (done.pictures, done.bad) == (len(images), 0)
+        assert (done.images, done.bad) == (len(images), 0)
         for row in parquet.read_table(out).to_pylist():
             exact = dict(zip(CLASSES, expected[method, row["key"]].tolist(), strict=True))
             assert dict(zip(row["top_labels"], row["top_probabilities"], strict=True)) == exact, (method, row["key"])
@@ -131,5 +131,3 @@ def test_http(model: CLIP, images: list[Path], expected: Any, monkeypatch: pytes
                 assert np.array_equal(answered[-1].probs, probs), (method, path.name)
                 ranked = {row["label"]: row["probability"] for row in response.json()["ranked"]}
                 assert ranked == {name: round(float(p), 6) for name, p in zip(CLASSES, probs, strict=True)}
-
-

@@ -1,4 +1,4 @@
-"""The commands and the Python of the README are run as they stand there, on real photographs with the real model.
+"""The commands and the Python of the README are run as they stand there, on real images with the real model.
 
 What the documentation says of methods and settings is compared with the code.
 """
@@ -15,7 +15,7 @@ import pytest
 
 from usetta import Recipe, demo, methods
 from usetta.models import embedded
-from usetta.models.wheels import cache_dir
+from usetta.models.package_files import cache_dir
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -32,10 +32,10 @@ IN_ORDER = COMMANDS[COMMANDS.index(next(command for command in COMMANDS if " eva
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a reader would stand: a cat, a folder of photographs and a list of classes."""
+    """Where a reader would stand: a cat, a folder of images and a list of classes."""
     if not embedded.is_cached():
         pytest.skip("the embedded model was not fetched (`usetta models pull embedded`)")
-    cats = list((cache_dir() / "demo").glob("tabby-cat.png")) or [demo.photographs(print)[0].path]
+    cats = list((cache_dir() / "demo").glob("tabby-cat.png")) or [demo.images(print)[0].path]
     folder = tmp_path_factory.mktemp("reader")
     for name in ("cat.png", "photos/cat.png", "labelled/tabby cat/cat.png", "labelled/red fox/cat.png"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

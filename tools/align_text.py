@@ -4,11 +4,11 @@ CLIP's own text tower is in no package registry, so a compact one of the same ki
 byte-pair tokens, feature at the end-of-text token) is trained to speak ViT-B/16's joint space from cached features:
 
 * Targets. Real ViT-B/32 text features of 20 000 names, carried into B/16 space by a linear map (Procrustes plus ridge)
-  fitted on pictures that both image towers encoded and on the 80 COCO names that both text towers encoded.
+  fitted on images that both image towers encoded and on the 80 COCO names that both text towers encoded.
 * Losses. Cosine (raw and around the mean text, since all texts share a large common part) and in-batch contrast with
   the targets' own similarities as soft labels, so that near-synonyms are not pushed apart; cross-entropy of labelled
-  picture features against the texts of up to 192 classes of one set, half of them neighbours in the label order, which
-  for ImageNet are the hard ones. ImageNet's picture features are B/32 ones, mapped like the texts.
+  image features against the texts of up to 192 classes of one set, half of them neighbours in the label order, which
+  for ImageNet are the hard ones. ImageNet's image features are B/32 ones, mapped like the texts.
 * Words. A token starts from what the sentence encoder MiniLM says of its string, reduced to `RANK` numbers with a flag
   for the end of a word; training moves the tokens that occur by a difference that decays towards zero, so that the
   words it never sees stay comparable with those it does.
@@ -17,7 +17,7 @@ byte-pair tokens, feature at the end-of-text token) is trained to speak ViT-B/16
 * Prompt tuning. Its learning rates (5e-3 a step) assume embeddings of CLIP's size, some 0.02; this tower grows them to
   0.6. Layer norm does not see the size of the residual stream, so the files have all of it divided by `STREAM`.
 
-A share of every class's pictures (and one ImageNet picture a class) never trains: it measures accuracy and fits
+A share of every class's images (and one ImageNet image a class) never trains: it measures accuracy and fits
 `logit_scale`. `--hold-out` leaves whole sets and a tenth of the names out as well, which measures generalisation.
 All printed numbers are those of the quantised files, read back. Nothing in the material is copied to the output.
 """
@@ -43,13 +43,13 @@ from usetta.models.tokenizer import CLIPTokenizer, vocabulary
 from usetta.models.transformer import quick_gelu
 
 WIDTH, LAYERS, HEADS, CONTEXT, EMBED_DIM, RANK, VOCABULARY = 320, 5, 5, 32, 512, 96, 49408
-NAMES_A_STEP, CLASSES_A_STEP, PICTURES_A_CLASS = 256, 192, 6
+NAMES_A_STEP, CLASSES_A_STEP, IMAGES_A_CLASS = 256, 192, 6
 LEARNING_RATE, WARM_UP = 1e-3, 100
 DEFAULT = "a photo of a {}."
 TEMPLATES = (
     DEFAULT, "a {}.", "{}", "a photo of the {}.", "itap of a {}.", "art of the {}.", "a photo of the large {}.",
     "a photo of the small {}.", "a bad photo of the {}.", "a origami {}.", "a {} in a video game.",
-    "a close-up photo of a {}.", "a picture of a {}.", "a photo of many {}.", "there is a {}.",
+    "a close-up photo of a {}.", "an image of a {}.", "a photo of many {}.", "there is a {}.",
 )  # fmt: skip
 SET_SHARES = {"imagenet": 0.45, "flowers": 0.15, "pets": 0.10, "caltech": 0.12, "dtd": 0.04, "cars": 0.14}
 STREAM, STREAM_WRITERS = 32, (
@@ -61,8 +61,8 @@ PART_LIMIT = 4_500_000
 
 
 @dataclass
-class PictureSet:
-    """Labelled picture features (n, 512); names by label, equal names share the first label; `test` never trains."""
+class ImageSet:
+    """Labelled image features (n, 512); names by label, equal names share the first label; `test` never trains."""
 
     names: list[str]
     features: Tensor
@@ -82,11 +82,11 @@ class PictureSet:
 
 @dataclass
 class Material:
-    """Targets by name (B/16 space), the names that count as classes of things, and the picture sets."""
+    """Targets by name (B/16 space), the names that count as classes of things, and the image sets."""
 
     targets: dict[str, Tensor]
     bank: set[str]
-    sets: dict[str, PictureSet]
+    sets: dict[str, ImageSet]
 
 
 def fit_map(texts32: Tensor, texts16: Tensor, pairs: dict[str, Tensor]) -> Tensor:
@@ -100,7 +100,7 @@ def fit_map(texts32: Tensor, texts16: Tensor, pairs: dict[str, Tensor]) -> Tenso
 
 
 def load_material(directory: Path, imagenet_manifest: Path, generator: torch.Generator) -> Material:
-    """Read the features, map what is B/32 to B/16, and choose the pictures that never train."""
+    """Read the features, map what is B/32 to B/16, and choose the images that never train."""
 
     def read(name: str) -> dict[str, Tensor]:
         tensors = load_file(directory / f"{name}.safetensors")
@@ -109,7 +109,7 @@ def load_material(directory: Path, imagenet_manifest: Path, generator: torch.Gen
     names, label_names = (json.loads((directory / f).read_text()) for f in ("names.json", "labelled_names.json"))
     texts32, texts16, pairs, labelled = read("text_b32"), read("text_b16")["coco"], read("pairs"), read("labelled_b16")
     linear = fit_map(texts32["coco"], texts16, pairs)
-    pictures32, pictures16 = (torch.cat([pairs[f"{s}_{t}"] for s in ("caltech", "pets")]) for t in ("b32", "b16"))
+    images32, images16 = (torch.cat([pairs[f"{s}_{t}"] for s in ("caltech", "pets")]) for t in ("b32", "b16"))
 
     def carry(rows: Tensor, mean32: Tensor, mean16: Tensor) -> Tensor:
         return F.normalize((rows - mean32) @ linear + mean16, dim=1)
@@ -127,12 +127,12 @@ def load_material(directory: Path, imagenet_manifest: Path, generator: torch.Gen
     sets = {}
     for key, by_label in label_names.items():
         class_names = [by_label[str(i)].replace("_", " ").lower() for i in range(len(by_label))]
-        sets[key] = _picture_set(class_names, labelled[f"{key}_features"], labelled[f"{key}_labels"].long(), generator)
+        sets[key] = _image_set(class_names, labelled[f"{key}_features"], labelled[f"{key}_labels"].long(), generator)
     shots = read("imagenet_b32")
     rows = torch.cat([shots["one_shot"], shots["two_shot"], shots["four_shot"]])
     labels = torch.cat([torch.arange(1000).repeat_interleave(n) for n in (1, 2, 4)])
     class_names = [item[2].replace("_", " ").lower() for item in json.loads(imagenet_manifest.read_text())["items"]]
-    sets["imagenet"] = _picture_set(class_names, carry(rows, pictures32.mean(0), pictures16.mean(0)), labels)
+    sets["imagenet"] = _image_set(class_names, carry(rows, images32.mean(0), images16.mean(0)), labels)
     for name in class_names:  # the bank spells without hyphens
         if name not in targets and name.replace("-", " ") in targets:
             targets[name] = targets[name.replace("-", " ")]
@@ -140,9 +140,9 @@ def load_material(directory: Path, imagenet_manifest: Path, generator: torch.Gen
     return Material(targets, bank, sets)
 
 
-def _picture_set(
+def _image_set(
     names: list[str], features: Tensor, labels: Tensor, generator: torch.Generator | None = None
-) -> PictureSet:
+) -> ImageSet:
     """With a generator 15 % of each class are for testing; without, the first row of each class."""
     test = torch.zeros(len(labels), dtype=torch.bool)
     for label in range(len(names)):
@@ -150,7 +150,7 @@ def _picture_set(
         if generator is not None:
             rows = rows[torch.randperm(len(rows), generator=generator)]
         test[rows[: max(1, round(0.15 * len(rows)))]] = True
-    return PictureSet(names, features, torch.tensor([names.index(name) for name in names])[labels], test)
+    return ImageSet(names, features, torch.tensor([names.index(name) for name in names])[labels], test)
 
 
 def token_strings(merges: Path) -> tuple[list[str], list[bool]]:
@@ -298,7 +298,7 @@ class Prompts:
 
 @dataclass
 class Split:
-    """What trains: names of things, other words, and per set the labels whose texts and pictures train."""
+    """What trains: names of things, other words, and per set the labels whose texts and images train."""
 
     bank: list[str]
     words: list[str]
@@ -309,14 +309,14 @@ class Split:
 def split_material(material: Material, hold_out: list[str], rng: random.Random) -> Split:
     """Everything trains, unless sets are held out: then none of their names, and a tenth of the others not either."""
     forbidden = {name for key in hold_out for name in material.sets[key].names}
-    class_names = {name for pictures in material.sets.values() for name in pictures.names}
+    class_names = {name for images in material.sets.values() for name in images.names}
     free = [name for name in material.targets if name not in class_names]
     held = rng.sample(free, len(material.targets) // 10) if hold_out else []
     forbidden |= set(held)
     allowed = [name for name in material.targets if name not in forbidden]
     labels = {
-        key: [i for i in sorted(set(pictures.labels.tolist())) if pictures.names[i] not in forbidden]
-        for key, pictures in material.sets.items()
+        key: [i for i in sorted(set(images.labels.tolist())) if images.names[i] not in forbidden]
+        for key, images in material.sets.items()
         if key not in hold_out
     }
     things = [name for name in allowed if name in material.bank]
@@ -342,17 +342,17 @@ def train(material: Material, split: Split, prompts: Prompts, codes: Tensor, ste
         for key, labels in split.labels.items()
     }
     shares = {key: share for key, share in SET_SHARES.items() if key in split.labels}
-    started, running = time.monotonic(), {"cosine": 0.0, "contrast": 0.0, "pictures": 0.0}
+    started, running = time.monotonic(), {"cosine": 0.0, "contrast": 0.0, "images": 0.0}
     for step in range(steps):
         rate = LEARNING_RATE * min(1.0, (step + 1) / WARM_UP) * (0.51 + 0.49 * math.cos(math.pi * step / steps))
         for group in optimizer.param_groups:
             group["lr"] = rate
         template = DEFAULT if rng.random() < 0.6 else rng.choice(TEMPLATES[1:])
         key = rng.choices(list(shares), list(shares.values()))[0]
-        pictures, labels = material.sets[key], _choose_classes(split.labels[key], rng)
+        images, labels = material.sets[key], _choose_classes(split.labels[key], rng)
         things = NAMES_A_STEP * 2 // 5
         names = rng.sample(split.bank, things) + rng.sample(split.words, NAMES_A_STEP - things)
-        classes = [pictures.names[i] for i in labels]
+        classes = [images.names[i] for i in labels]
         features = tower(prompts.prefix(template), [prompts.suffix(template, name) for name in names + classes])
         words, class_texts = features.split([len(names), len(classes)])
 
@@ -366,7 +366,7 @@ def train(material: Material, split: Split, prompts: Prompts, codes: Tensor, ste
         alike, soft = 60 * words @ target.T, F.softmax(60 * target @ target.T, 1)
         contrast = sum(F.kl_div(F.log_softmax(s, 1), soft, reduction="batchmean") for s in (alike, alike.T)) / 2
         rows = [_choose_rows(rows_by_label[key][i]) for i in labels]
-        x = pictures.features[torch.cat(rows)]
+        x = images.features[torch.cat(rows)]
         x = F.normalize(x + 0.5 * EMBED_DIM**-0.5 * torch.randn_like(x), dim=1)  # noise against learning few by heart
         y = torch.arange(len(labels)).repeat_interleave(torch.tensor([len(r) for r in rows]))
         recognition = F.cross_entropy(100 * x @ class_texts.T, y)
@@ -394,7 +394,7 @@ def _choose_classes(labels: list[int], rng: random.Random) -> list[int]:
 
 
 def _choose_rows(rows: Tensor) -> Tensor:
-    return rows[torch.randperm(len(rows))[:PICTURES_A_CLASS]]
+    return rows[torch.randperm(len(rows))[:IMAGES_A_CLASS]]
 
 
 def quantise(tower: Tower) -> dict[str, Tensor]:
@@ -458,35 +458,35 @@ def calibration_error(logits: Tensor, labels: Tensor, bins: int = 15) -> float:
 
 
 def report(tower: Tower, material: Material, split: Split, prompts: Prompts) -> tuple[float, Table]:
-    """Fit `logit_scale` (least mean calibration error on unused pictures of trained sets); print and return checks."""
+    """Fit `logit_scale` (least mean calibration error on unused images of trained sets); print and return checks."""
     rows, cosines, texts = {}, {}, {}
-    for key, pictures in material.sets.items():
-        rows[key] = (pictures.test if key in split.labels else torch.ones_like(pictures.test)).nonzero()[:, 0]
-        texts[key] = prompts.features(tower, pictures.names)
-        cosines[key] = pictures.logits(texts[key], rows[key])
-    labels = {key: pictures.labels[rows[key]] for key, pictures in material.sets.items()}
+    for key, images in material.sets.items():
+        rows[key] = (images.test if key in split.labels else torch.ones_like(images.test)).nonzero()[:, 0]
+        texts[key] = prompts.features(tower, images.names)
+        cosines[key] = images.logits(texts[key], rows[key])
+    labels = {key: images.labels[rows[key]] for key, images in material.sets.items()}
 
     def error(key: str, scale: float) -> float:
         return calibration_error(scale * cosines[key], labels[key])
 
     scale = min(range(40, 161), key=lambda s: sum(error(key, s) for key in split.labels))
-    print(f"set        pictures  right  other templates  ECE at 100  ECE at {scale:3d}  mapped text: names, it, tower")
+    print(f"set        images  right  other templates  ECE at 100  ECE at {scale:3d}  mapped text: names, it, tower")
     table: Table = {}
-    for key, pictures in material.sets.items():
-        varied = [prompts.features(tower, pictures.names, template) for template in TEMPLATES[3:7]]
-        others = [pictures.accuracy(features, rows[key]) for features in varied]
+    for key, images in material.sets.items():
+        varied = [prompts.features(tower, images.names, template) for template in TEMPLATES[3:7]]
+        others = [images.accuracy(features, rows[key]) for features in varied]
         table[key] = {
-            "right": pictures.accuracy(texts[key], rows[key]),
+            "right": images.accuracy(texts[key], rows[key]),
             "other_templates": sum(others) / len(others),
             "ece_100": error(key, 100),
             "ece": error(key, scale),
         }
         note = "" if key in split.labels else "   (held out)"
-        with_text = [i for i in sorted(set(pictures.labels.tolist())) if pictures.names[i] in material.targets]
+        with_text = [i for i in sorted(set(images.labels.tolist())) if images.names[i] in material.targets]
         if with_text:
-            mapped = torch.stack([material.targets[pictures.names[i]] for i in with_text])
+            mapped = torch.stack([material.targets[images.names[i]] for i in with_text])
             known = torch.isin(labels[key], torch.tensor(with_text))
-            x, y = pictures.features[rows[key]][known], torch.tensor(with_text)
+            x, y = images.features[rows[key]][known], torch.tensor(with_text)
             for name, candidates in (("mapped_text", mapped), ("tower_same_names", texts[key][with_text])):
                 guess = y[(x @ candidates.T).argmax(1)]
                 table[key][name] = 100 * (guess == labels[key][known]).float().mean().item()

@@ -1,7 +1,7 @@
 """The paper's numbers as data: `python tools/paper_tables.py PAPER.tex` rewrites src/usetta/report/paper_numbers.json.
 
 Tables are numbered in the order of their captions, as LaTeX does; one without numbers (the text templates) keeps its
-number and is left out. Every accuracy is checked on the way: means against the data sets they are means of, the same
+number and is left out. Every accuracy is checked on the way: means against the datasets they are means of, the same
 method in different tables, rows that are the same for different methods. What does not fit is printed and stays beside
 the numbers as notes; nothing is corrected.
 """
@@ -34,34 +34,34 @@ class Known:
     coop: bool = False
     ensemble: bool = False
     plug_in: bool = False
-    """Whether a row called SE is the row above it with SE as its read-out."""
+    """Whether a row called SE is the row above it with SE as its readout."""
 
 
 KNOWN = {
     "tb:I_vit": Known("ImageNet and its variants"),
-    "tb:Fg_vit": Known("fine-grained data sets"),
+    "tb:Fg_vit": Known("fine-grained datasets"),
     "tb:I_rn": Known("ImageNet and its variants", RN50),
-    "tb:Fg_rn": Known("fine-grained data sets", RN50),
+    "tb:Fg_rn": Known("fine-grained datasets", RN50),
     "tb:coop": Known("from CoOp's context, means", coop=True),
-    "tb:ablation": Known("ablation of tuning and read-out, means"),
-    "tb:plug": Known("SE as the read-out of other methods, means"),
+    "tb:ablation": Known("ablation of tuning and readout, means"),
+    "tb:plug": Known("SE as the readout of other methods, means"),
     "tb:variants": Known("rescaling functions of SE, means"),
     "tb:text_ensemble": Known("seven text templates, means", ensemble=True),
     # No model is named here; the accuracies are those of ViT-B/16.
     "tb:computation": Known("time, memory and fine-grained accuracy", quantity="efficiency"),
-    "tb:sp_dts": Known("the data sets", None, "size"),
+    "tb:sp_dts": Known("the datasets", None, "size"),
     "sup:loss_I": Known("TPT's marginal entropy against reverse cross-entropy, ImageNet and its variants"),
-    "sup:loss_fg": Known("TPT's marginal entropy against reverse cross-entropy, fine-grained data sets"),
+    "sup:loss_fg": Known("TPT's marginal entropy against reverse cross-entropy, fine-grained datasets"),
     "tb:sup_error_I_vit": Known("standard deviations, ImageNet and its variants", quantity="std"),
     "tb:sup_error_I_rn": Known("standard deviations, ImageNet and its variants", RN50, "std"),
-    "tb:sup_error_fg_vit": Known("standard deviations, fine-grained data sets", quantity="std"),
-    "tb:sup_error_fg_rn": Known("standard deviations, fine-grained data sets", RN50, "std"),
+    "tb:sup_error_fg_vit": Known("standard deviations, fine-grained datasets", quantity="std"),
+    "tb:sup_error_fg_rn": Known("standard deviations, fine-grained datasets", RN50, "std"),
     "tb:sup_coop_I_vit": Known("from CoOp's context, ImageNet and its variants", coop=True),
-    "tb:sup_coop_fg_vit": Known("from CoOp's context, fine-grained data sets", coop=True),
-    "tb:sup_ablation_I": Known("ablation of tuning and read-out, ImageNet and its variants"),
-    "tb:sup_ablation_fg": Known("ablation of tuning and read-out, fine-grained data sets"),
-    "tb:sup_plug_I": Known("SE as the read-out of other methods, ImageNet and its variants", plug_in=True),
-    "tb:sup_plug_fg": Known("SE as the read-out of other methods, fine-grained data sets", plug_in=True),
+    "tb:sup_coop_fg_vit": Known("from CoOp's context, fine-grained datasets", coop=True),
+    "tb:sup_ablation_I": Known("ablation of tuning and readout, ImageNet and its variants"),
+    "tb:sup_ablation_fg": Known("ablation of tuning and readout, fine-grained datasets"),
+    "tb:sup_plug_I": Known("SE as the readout of other methods, ImageNet and its variants", plug_in=True),
+    "tb:sup_plug_fg": Known("SE as the readout of other methods, fine-grained datasets", plug_in=True),
 }
 
 DATA_SETS = {
@@ -78,7 +78,7 @@ DATA_SETS = {
 COLUMNS = DATA_SETS | {
     **{"IN&O": "in&o", "FGVC": "fgvc", "OOD Avg.": "ood"},
     **{"Time (s)": "seconds", "Mem (GB)": "gigabytes", "Acc (%)": "fgvc", "Gains (%)": "gain"},
-    **{"Classes": "classes", "Testing": "pictures"},
+    **{"Classes": "classes", "Testing": "images"},
 }
 ACCURACIES = {*IMAGENET, *FINE_GRAINED, *GROUPS}
 WORDS = {"", "Method", "Optim.", "Inference", "Loss", "Function", "Dataset", "Task"}

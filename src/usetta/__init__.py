@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from usetta import methods
     from usetta.classifier import Classifier, Explanation, Prediction
     from usetta.images import ImageError
+    from usetta.methods.recipe import Recipe
     from usetta.models import ModelError, list_models, load_model
-    from usetta.recipe import Recipe
 
 _HOME = {
     "Classifier": "usetta.classifier",
@@ -25,7 +25,7 @@ _HOME = {
     "ImageError": "usetta.images",
     "ModelError": "usetta.models",
     "Prediction": "usetta.classifier",
-    "Recipe": "usetta.recipe",
+    "Recipe": "usetta.methods.recipe",
     "list_models": "usetta.models",
     "load_model": "usetta.models",
     "methods": "usetta",

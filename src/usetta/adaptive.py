@@ -1,8 +1,8 @@
 """Fewer views where fewer are enough. Beyond the paper, and off unless it is asked for.
 
-Views are encoded in growing stages. After each, a picture is settled if the weak view and its three most certain strong
-views choose the same class (USE's rule for skipping a picture), and that class leads in self-ensembling by a margin.
-Only the pictures that are not settled go on, the doubtful ones to the end. How many views that spares, and what it
+Views are encoded in growing stages. After each, an image is settled if the weak view and its three most confident strong
+views choose the same class (USE's rule for skipping an image), and that class leads in self-ensembling by a margin.
+Only the images that are not settled go on, the doubtful ones to the end. How many views that spares, and what it
 changes, is measured in docs/performance.md.
 """
 
@@ -11,7 +11,7 @@ from itertools import pairwise
 from torch import Tensor
 
 from usetta.methods import get
-from usetta.recipe import run
+from usetta.methods.recipe import run
 
 ADAPTIVE = "adaptive"
 STAGES = (8, 16, 32, 64)
@@ -28,8 +28,8 @@ def stages(most: int = STAGES[-1]) -> list[range]:
 
 
 def is_settled(features: Tensor, text: Tensor, logit_scale: float) -> bool:
-    """Whether the views of a picture with features (n, D), the weak one first, leave no doubt about its class."""
+    """Whether the views of an image with features (n, D), the weak one first, leave no doubt about its class."""
     result = run(_SE, features[None], text, logit_scale)
-    labels, certain = result.view_labels[0], 1 + result.entropies[0, 1:].argsort(stable=True)[:AGREEING]
+    labels, confident = result.view_labels[0], 1 + result.entropies[0, 1:].argsort(stable=True)[:AGREEING]
     first, *others = result.probs[0].sort(descending=True).values.tolist()
-    return bool((labels[certain] == labels[0]).all()) and first - max(others, default=0.0) >= LEAD
+    return bool((labels[confident] == labels[0]).all()) and first - max(others, default=0.0) >= LEAD

@@ -1,8 +1,8 @@
-"""What methods cost on this machine: time per picture and memory, beside one look at a picture and 64.
+"""What methods cost on this machine: time per image and memory, beside one look at an image and 64.
 
-The time of a method is that of its parts: reading the picture, making and encoding its views, and the method on their
+The time of a method is that of its parts: reading the image, making and encoding its views, and the method on their
 features. Text features and the graph at the initial prompt belong to the class list, so they are made before. A method
-that skips pictures is measured on one that it does not skip. Memory is the peak of a process of its own, which holds
+that skips images is measured on one that it does not skip. Memory is the peak of a process of its own, which holds
 the model as well.
 """
 
@@ -25,11 +25,11 @@ from usetta import methods as known
 from usetta.episode import Episode, answer, check, encode, encode_with_hidden
 from usetta.evaluate.provenance import peak_memory
 from usetta.images import open_image
+from usetta.methods.recipe import Recipe
 from usetta.models import Model, load_model
 from usetta.prompts import ClassPrompts
-from usetta.recipe import Recipe
 from usetta.report import paper
-from usetta.report.tables import Cell, Column, Row, Table
+from usetta.report.tables import Cell, Column, Table, TableRow
 from usetta.views import ViewRecipe, make_views
 
 CLIP_64 = "CLIP-64"
@@ -40,8 +40,8 @@ METHODS = ("clip", CLIP_64, "zero", "mta", "sts", "se", "tpt", "r-tpt", "c-tpt",
 
 
 @dataclass(frozen=True)
-class Job:
-    """What is measured: a model, how many classes it chooses from, and how many views of a picture it sees."""
+class BenchSettings:
+    """What is measured: a model, how many classes it chooses from, and how many views of an image it sees."""
 
     model: str = "auto"
     weights: str | None = None
@@ -59,7 +59,7 @@ class Costs:
     """What was measured, by method or by stage."""
 
     seconds: dict[str, float]
-    """Of a picture, by method."""
+    """Of an image, by method."""
     memory: dict[str, int]
     """Peak of a process, in bytes, by method."""
     stages: dict[str, float]
@@ -67,7 +67,7 @@ class Costs:
 
 
 def measure(
-    job: Job,
+    job: BenchSettings,
     methods: Sequence[str] = (),
     *,
     repeat: int = 3,
@@ -99,10 +99,10 @@ def measure(
     return Costs(taken, peaks, stages)
 
 
-def efficiency_table(costs: Costs, job: Job, model_name: str) -> Table:
+def efficiency_table(costs: Costs, job: BenchSettings, model_name: str) -> Table:
     """The paper's efficiency table for this machine, with its ratios beside ours."""
     published = {row.method or row.name: row.values for row in paper.table("table-10").rows}
-    columns = [Column("seconds", "s/picture", 3, "none")]
+    columns = [Column("seconds", "s/image", 3, "none")]
     ratios = [("seconds", base, f"time ÷ {base}") for base in ("clip", CLIP_64)]
     if costs.memory:
         columns.append(Column("memory", "memory, GiB", 2, "none"))
@@ -120,13 +120,13 @@ def efficiency_table(costs: Costs, job: Job, model_name: str) -> Table:
                 ours[name] / ours[base] if base in ours else None,
                 paper=theirs[0] / theirs[1] if theirs[0] and theirs[1] else None,
             )
-        rows.append(Row(name, cells))
+        rows.append(TableRow(name, cells))
     notes = [
         f"{job.classes} classes, {job.views} views of a 500×375 JPEG, {'AugMix' if job.augmix else 'crops only'}, "
-        f"{torch.get_num_threads()} threads; a picture that is not skipped",
+        f"{torch.get_num_threads()} threads; an image that is not skipped",
         "the paper's are ratios of its table 10, which was measured on a GPU",
     ]
-    return Table(f"Cost of a picture ({model_name})", tuple(columns), tuple(rows), notes=tuple(notes))
+    return Table(f"Cost of an image ({model_name})", tuple(columns), tuple(rows), notes=tuple(notes))
 
 
 def stages_table(costs: Costs) -> Table:
@@ -134,10 +134,10 @@ def stages_table(costs: Costs) -> Table:
     whole = sum(costs.stages[stage] for stage in ("read", "views", "encode views"))
     columns = (Column("ms", "ms", 1, "none"), Column("share", "% of read + views + encode views", 1, "none"))
     rows = [
-        Row(stage, {"ms": Cell(1000 * taken), "share": Cell(100 * taken / whole)})
+        TableRow(stage, {"ms": Cell(1000 * taken), "share": Cell(100 * taken / whole)})
         for stage, taken in costs.stages.items()
     ]
-    return Table("Stages of a picture", columns, tuple(rows), corner="stage")
+    return Table("Stages of an image", columns, tuple(rows), corner="stage")
 
 
 def class_names(count: int) -> list[str]:
@@ -149,7 +149,7 @@ def class_names(count: int) -> list[str]:
 
 def _possible(model: Model, say: Callable[[str], object]) -> list[str]:
     try:
-        model.tail()
+        model.last_blocks()
     except ValueError as error:
         say(f"without ttl: {error}")
         return [name for name in METHODS if name != "ttl"]
@@ -161,7 +161,7 @@ def _recipe(name: str) -> Recipe:
     return replace(recipe, skip=False)
 
 
-def _load(job: Job) -> Model:
+def _load(job: BenchSettings) -> Model:
     with warnings.catch_warnings():  # that weights are random was asked for
         warnings.simplefilter("ignore")
         return load_model(
@@ -170,7 +170,7 @@ def _load(job: Job) -> Model:
 
 
 @cache
-def _picture() -> bytes:
+def _image() -> bytes:
     """A JPEG of 500 × 375 with structure at several scales."""
     rng = np.random.default_rng(0)
     coarse = Image.fromarray(rng.integers(0, 256, (15, 20, 3), dtype=np.uint8)).resize((500, 375))
@@ -181,16 +181,16 @@ def _picture() -> bytes:
 
 
 def _stages(
-    job: Job, model: Model, prompts: ClassPrompts, repeat: int, *, hidden: bool
+    job: BenchSettings, model: Model, prompts: ClassPrompts, repeat: int, *, hidden: bool
 ) -> tuple[dict[str, float], Episode]:
-    """Seconds of the stages that methods share, and the views of the picture as methods get them."""
-    image = open_image(_picture())
+    """Seconds of the stages that methods share, and the views of the image as methods get them."""
+    image = open_image(_image())
     recipe = ViewRecipe(views=job.views, size=model.image_size, augmix=job.augmix)
-    weak, pixels = make_views(image, "picture", replace(recipe, views=1)), make_views(image, "picture", recipe)
+    weak, pixels = make_views(image, "image", replace(recipe, views=1)), make_views(image, "image", recipe)
     stages = {
-        "read": _shortest(lambda: open_image(_picture()), repeat),
-        "one view": _shortest(lambda: make_views(image, "picture", replace(recipe, views=1)), repeat),
-        "views": _shortest(lambda: make_views(image, "picture", recipe), repeat),
+        "read": _shortest(lambda: open_image(_image()), repeat),
+        "one view": _shortest(lambda: make_views(image, "image", replace(recipe, views=1)), repeat),
+        "views": _shortest(lambda: make_views(image, "image", recipe), repeat),
         "encode one view": _shortest(lambda: encode(model, weak), repeat),
         "encode views": _shortest(lambda: encode(model, pixels), repeat, warm_up=False),
         "text, once for a class list": _shortest(
@@ -215,8 +215,8 @@ def _shortest(work: Callable[[], object], repeat: int, *, warm_up: bool = True) 
     return min(runs())
 
 
-def _alone(job: Job, name: str) -> int:
-    """Peak memory of a process that classifies one picture by one method and does nothing else."""
+def _alone(job: BenchSettings, name: str) -> int:
+    """Peak memory of a process that classifies one image by one method and does nothing else."""
     command = [sys.executable, "-m", "usetta.bench", json.dumps(asdict(job)), name]
     told = subprocess.run(command, capture_output=True, text=True)  # noqa: S603
     if told.returncode:
@@ -225,11 +225,11 @@ def _alone(job: Job, name: str) -> int:
 
 
 def _main(arguments: Sequence[str]) -> None:
-    job, name = Job(**json.loads(arguments[0])), arguments[1]
+    job, name = BenchSettings(**json.loads(arguments[0])), arguments[1]
     model, recipe = _load(job), _recipe(name)
     views = 1 if recipe.weak_only and name != CLIP_64 else job.views
     shown = ViewRecipe(views=views, size=model.image_size, augmix=job.augmix)
-    pixels = make_views(open_image(_picture()), "picture", shown)
+    pixels = make_views(open_image(_image()), "image", shown)
     prompts = ClassPrompts(model.text, class_names(job.classes))
     if recipe.needs_hidden:
         features, states = encode_with_hidden(model, pixels)

@@ -3,8 +3,8 @@
     classifier = Classifier(["tabby cat", "red fox"], method="use")
     classifier("photo.jpg").label
 
-Pictures are taken one at a time through decoding, views and the image tower, so a picture's features never depend on
-its neighbours; the recipe then runs on `batch_size` pictures together. A picture without an id of its own is known by
+Images are taken one at a time through decoding, views and the image tower, so an image's features never depend on
+its neighbours; the recipe then runs on `batch_size` images together. An image without an id of its own is known by
 its content: the same pixels get the same views under any file name.
 """
 
@@ -25,12 +25,12 @@ from usetta import methods
 from usetta.adaptive import ADAPTIVE, STAGES, is_settled, stages
 from usetta.coop import load_context
 from usetta.episode import Episode, answer, check, encode, encode_with_hidden
-from usetta.images import ImageError, ImageSource, open_image, picture_id
+from usetta.images import ImageError, ImageSource, image_id, open_image
+from usetta.methods.recipe import Recipe, Result
+from usetta.methods.select import confident_strong, keep_count, most_confident
 from usetta.models import Model, load_model
 from usetta.progress import track
 from usetta.prompts import DEFAULT_TEMPLATE, ClassPrompts
-from usetta.recipe import Recipe, Result
-from usetta.select import confident_strong, keep_count, most_confident
 from usetta.views import ViewRecipe, make_views
 
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The answer for one picture, and why."""
+    """The answer for one image, and why."""
 
     source: str
-    """Where the picture came from: its path, or what kind of object it was."""
+    """Where the image came from: its path, or what kind of object it was."""
     classes: tuple[str, ...]
     probs: np.ndarray[Any, Any]
     """(C,): probability of each class, in the order of `classes`."""
@@ -55,13 +55,13 @@ class Prediction:
     tuned_on: tuple[int, ...]
     """The views that the loss looked at in the first step; none where nothing was tuned."""
     entropies: np.ndarray[Any, Any]
-    """(N,): entropy in nats of each view's own prediction before tuning; view 0 is the weak one, the picture itself."""
+    """(N,): entropy in nats of each view's own prediction before tuning; view 0 is the weak one, the image itself."""
     view_labels: tuple[str, ...]
     """(N,): the class each view would choose by itself before tuning."""
     chosen: tuple[int, ...]
-    """The most certain strong views, most certain first; `weights` tells whether they count in the answer."""
+    """The most confident strong views, most confident first; `weights` tells whether they count in the answer."""
     delta: float | None
-    """Share of the strong views that are less certain than the weak one when β is set; None without strong views."""
+    """Share of the strong views that are less confident than the weak one when β is set; None without strong views."""
     beta: float | None
     """Weight of the weak view against the chosen ones; None where views are weighed one by one, as R-TPT does."""
     weights: np.ndarray[Any, Any]
@@ -89,9 +89,11 @@ class Prediction:
         if self.beta is None:
             return f"{int((self.weights > 0).sum())} of {len(self.weights)} views count, each with a weight of its own"
         if self.beta == 1:
-            return "the picture alone, looked at once"
-        certain = f"its {len(self.chosen)} most certain views" if len(self.chosen) > 1 else "its most certain view"
-        return f"the picture itself counts {self.beta:.1%}, {certain} {1 - self.beta:.1%}"
+            return "the image alone, looked at once"
+        confident = (
+            f"its {len(self.chosen)} most confident views" if len(self.chosen) > 1 else "its most confident view"
+        )
+        return f"the image itself counts {self.beta:.1%}, {confident} {1 - self.beta:.1%}"
 
     def ranked(self, top: int | None = None) -> list[tuple[str, float]]:
         """The classes by falling probability, at most `top` of them."""
@@ -133,10 +135,10 @@ class Explanation:
     prediction: Prediction
     method: str
     views: np.ndarray[Any, Any]
-    """(N, S, S, 3), uint8: the views as pictures, the weak one first."""
+    """(N, S, S, 3), uint8: the views as images, the weak one first."""
 
     def figure(self, shown: int = 24) -> "Figure":
-        """The weak view, the `shown` most certain strong views and the probabilities, as a matplotlib figure."""
+        """The weak view, the `shown` most confident strong views and the probabilities, as a matplotlib figure."""
         from usetta.report.explain import draw
 
         return draw(self, shown)
@@ -147,16 +149,16 @@ class Explanation:
 
 
 _BLENDS = ("weak", "strong", "average", "uniform", "se")
-"""Read-outs that are a weight β of the weak view and 1 − β of others."""
+"""Readouts that are a weight β of the weak view and 1 − β of others."""
 
 
 class Classifier:
-    """Classifies pictures into `classes`, with the conventions of scikit-learn where they fit.
+    """Classifies images into `classes`, with the conventions of scikit-learn where they fit.
 
     `model` is a name (see `usetta.list_models`), a weights file or a loaded model; `method` a name (see
     `usetta.methods`, also for `tpt+se` and `use:steps=2`) or a recipe. `views` counts the weak view, and "adaptive" is
     up to 64, but fewer where they leave no doubt (see `usetta.adaptive`); `augmix` adds AugMix to the strong views, as
-    the paper does on fine-grained data sets. `templates` holds one or more texts with
+    the paper does on fine-grained datasets. `templates` holds one or more texts with
     `{}` for the class name; a method that tunes the prompt takes one, with words before the name. `context` is a
     learned context for it (see `usetta.coop`), `reward` the model that judges for RLCF, which otherwise judges itself.
     """
@@ -204,55 +206,55 @@ class Classifier:
         return np.array(self.classes)
 
     @overload
-    def __call__(self, pictures: ImageSource, progress: bool | None = None) -> Prediction: ...  # type: ignore[overload-overlap]
+    def __call__(self, images: ImageSource, progress: bool | None = None) -> Prediction: ...  # type: ignore[overload-overlap]
     @overload
-    def __call__(self, pictures: Iterable[ImageSource], progress: bool | None = None) -> list[Prediction]: ...
+    def __call__(self, images: Iterable[ImageSource], progress: bool | None = None) -> list[Prediction]: ...
     def __call__(
-        self, pictures: ImageSource | Iterable[ImageSource], progress: bool | None = None
+        self, images: ImageSource | Iterable[ImageSource], progress: bool | None = None
     ) -> Prediction | list[Prediction]:
-        """A Prediction for one picture, a list of them for several; a picture that cannot be read raises ImageError."""
-        answers = self._collect(_as_many(pictures), progress)
-        return answers[0] if _is_one(pictures) else answers
+        """A Prediction for one image, a list of them for several; an image that cannot be read raises ImageError."""
+        answers = self._collect(_as_many(images), progress)
+        return answers[0] if _is_one(images) else answers
 
     def predict(
-        self, pictures: ImageSource | Iterable[ImageSource], progress: bool | None = None
+        self, images: ImageSource | Iterable[ImageSource], progress: bool | None = None
     ) -> np.ndarray[Any, Any]:
-        """The labels (n,) of the pictures."""
-        return np.array([p.label for p in self._collect(_as_many(pictures), progress)])
+        """The labels (n,) of the images."""
+        return np.array([p.label for p in self._collect(_as_many(images), progress)])
 
     def predict_proba(
-        self, pictures: ImageSource | Iterable[ImageSource], progress: bool | None = None
+        self, images: ImageSource | Iterable[ImageSource], progress: bool | None = None
     ) -> np.ndarray[Any, Any]:
-        """The probabilities (n, C) of the pictures, columns in the order of `classes_`."""
-        answers = self._collect(_as_many(pictures), progress)
+        """The probabilities (n, C) of the images, columns in the order of `classes_`."""
+        answers = self._collect(_as_many(images), progress)
         return np.stack([p.probs for p in answers]) if answers else np.empty((0, len(self.classes)), np.float32)
 
-    def explain(self, picture: ImageSource) -> Explanation:
-        """The prediction for one picture together with its views, even where the method uses the weak one only."""
-        return self.compare(picture, [self.recipe])[0]
+    def explain(self, image: ImageSource) -> Explanation:
+        """The prediction for one image together with its views, even where the method uses the weak one only."""
+        return self.compare(image, [self.recipe])[0]
 
-    def compare(self, picture: ImageSource, recipes: Iterable[str | Recipe]) -> list[Explanation]:
-        """What several methods say about one picture, all from one encoding of its views."""
+    def compare(self, image: ImageSource, recipes: Iterable[str | Recipe]) -> list[Explanation]:
+        """What several methods say about one image, all from one encoding of its views."""
         found = [methods.get(recipe) for recipe in recipes]
         for recipe in found:
             check(recipe, self.model, self._prompts, self._view_recipe.views)
         hidden = any(recipe.needs_hidden for recipe in found)
-        pixels, seen = self._look_at(open_image(picture), self._view_recipe, hidden=hidden)
+        pixels, seen = self._look_at(open_image(image), self._view_recipe, hidden=hidden)
         if pixels.dtype != torch.uint8:
             pixels = (pixels * 255).round().to(torch.uint8)
         shown = pixels.permute(0, 2, 3, 1).numpy()
-        return [Explanation(self._answer([_name(picture)], [seen], recipe)[0], recipe.name, shown) for recipe in found]
+        return [Explanation(self._answer([_name(image)], [seen], recipe)[0], recipe.name, shown) for recipe in found]
 
-    def stream(self, pictures: Iterable[ImageSource]) -> Iterator[Prediction | ImageError]:
-        """An answer for each picture, in order, as soon as it is known; a bad picture yields its error instead."""
+    def stream(self, images: Iterable[ImageSource]) -> Iterator[Prediction | ImageError]:
+        """An answer for each image, in order, as soon as it is known; a bad image yields its error instead."""
         recipe = replace(self._view_recipe, views=1) if self.recipe.weak_only else self._view_recipe
-        remaining = iter(pictures)
+        remaining = iter(images)
         while batch := list(islice(remaining, self.batch_size)):
             outcomes: dict[int, Prediction | ImageError] = {}
             seen: dict[int, Episode] = {}
-            for i, picture in enumerate(batch):
+            for i, image in enumerate(batch):
                 try:
-                    _, seen[i] = self._look_at(open_image(picture), recipe, hidden=self.recipe.needs_hidden)
+                    _, seen[i] = self._look_at(open_image(image), recipe, hidden=self.recipe.needs_hidden)
                 except ImageError as error:
                     outcomes[i] = error
             if seen:
@@ -260,19 +262,19 @@ class Classifier:
                 outcomes |= zip(seen, answers, strict=True)
             yield from (outcomes[i] for i in range(len(batch)))
 
-    def _collect(self, pictures: Iterable[ImageSource], progress: bool | None) -> list[Prediction]:
-        pictures = list(pictures)
+    def _collect(self, images: Iterable[ImageSource], progress: bool | None) -> list[Prediction]:
+        images = list(images)
         answers = []
-        for outcome in track(self.stream(pictures), len(pictures), "Classifying", progress):
+        for outcome in track(self.stream(images), len(images), "Classifying", progress):
             if isinstance(outcome, ImageError):
                 raise outcome
             answers.append(outcome)
         return answers
 
     def _look_at(self, image: Image.Image, recipe: ViewRecipe, *, hidden: bool) -> tuple[torch.Tensor, Episode]:
-        """The views of a picture, as many as it takes, and what the tower sees in them."""
+        """The views of an image, as many as it takes, and what the tower sees in them."""
         parts = stages(recipe.views) if self._adaptive else [range(recipe.views)]
-        name, pixels, seen = picture_id(image), [], None
+        name, pixels, seen = image_id(image), [], None
         for part in parts:
             pixels.append(make_views(image, name, recipe, part=part))
             more = self._encode(pixels[-1], weak=int(part.start == 0), hidden=hidden)
@@ -292,7 +294,7 @@ class Classifier:
     def _answer(self, sources: list[str], seen: list[Episode], recipe: Recipe) -> list[Prediction]:
         words = self._words if recipe.loss == "reward" else None
         found: dict[int, Prediction] = {}
-        for count in {len(each.features) for each in seen}:  # pictures with equally many views go together
+        for count in {len(each.features) for each in seen}:  # images with equally many views go together
             places = [place for place, each in enumerate(seen) if len(each.features) == count]
             result = answer(recipe, [seen[place] for place in places], self.model, self._prompts, words)
             found |= {place: self._prediction(sources[place], recipe, result, i) for i, place in enumerate(places)}
@@ -327,15 +329,15 @@ def _tuned_on(recipe: Recipe, entropies: torch.Tensor) -> tuple[int, ...]:
     return 0, *confident_strong(entropies[None], recipe.rho)[0].tolist()
 
 
-def _is_one(pictures: object) -> bool:
-    return isinstance(pictures, str | os.PathLike | bytes | bytearray | Image.Image | np.ndarray | io.IOBase)
+def _is_one(images: object) -> bool:
+    return isinstance(images, str | os.PathLike | bytes | bytearray | Image.Image | np.ndarray | io.IOBase)
 
 
-def _as_many(pictures: Any) -> Iterable[ImageSource]:
-    return [pictures] if _is_one(pictures) else pictures
+def _as_many(images: Any) -> Iterable[ImageSource]:
+    return [images] if _is_one(images) else images
 
 
-def _name(picture: ImageSource) -> str:
-    if isinstance(picture, str | os.PathLike):
-        return str(Path(picture))
-    return f"<{type(picture).__name__}>"
+def _name(image: ImageSource) -> str:
+    if isinstance(image, str | os.PathLike):
+        return str(Path(image))
+    return f"<{type(image).__name__}>"

@@ -1,10 +1,10 @@
-"""`usetta demo`: a dozen real photographs, plain zero-shot beside the other methods, and pages with pictures.
+"""`usetta demo`: a dozen real images, plain zero-shot beside the other methods, and pages with images.
 
-The photographs come with packages of the package index, as the embedded model does, so the demonstration runs where
-no model hub can be reached. The ones of foolbox are ImageNet pictures with the class in the file name.
+The images come with packages of the package index, as the embedded model does, so the demonstration runs where
+no model hub can be reached. The ones of foolbox are ImageNet images with the class in the file name.
 
-They are a data set like any other: a run on them makes the report, and the page that explains every answer looks at
-the very same views, so both say the same and no photograph goes through the model twice.
+They are a dataset like any other: a run on them makes the report, and the page that explains every answer looks at
+the very same views, so both say the same and no image goes through the model twice.
 """
 
 import json
@@ -14,13 +14,13 @@ from pathlib import Path
 
 from usetta import methods as known_methods
 from usetta.classifier import Classifier, Explanation
-from usetta.data import Dataset, Item
-from usetta.evaluate.runner import Setting, evaluate
+from usetta.data import Dataset, DatasetItem
+from usetta.evaluate.runner import EvalSettings, evaluate
 from usetta.evaluate.store import FILE, Store
 from usetta.images import open_image
+from usetta.methods.recipe import Recipe
 from usetta.models import Model
-from usetta.models.wheels import WheelFile, cache_dir, fetch
-from usetta.recipe import Recipe
+from usetta.models.package_files import PackageFile, cache_dir, fetch
 from usetta.views import make_views
 
 _FOOLBOX = "foolbox==3.3.4"
@@ -28,11 +28,11 @@ _SKIMAGE = "scikit-image==0.26.0"
 
 
 @dataclass(frozen=True)
-class Photograph:
-    """A picture of a package and what it shows."""
+class DemoImage:
+    """An image of a package and what it shows."""
 
     shows: str
-    file: WheelFile
+    file: PackageFile
 
     @property
     def name(self) -> str:
@@ -40,15 +40,15 @@ class Photograph:
         return f"{self.shows.replace(' ', '-')}{Path(self.file.member).suffix}"
 
 
-def _foolbox(shows: str, file: str, sha256: str) -> Photograph:
-    return Photograph(shows, WheelFile(_FOOLBOX, f"foolbox/data/{file}", sha256))
+def _foolbox(shows: str, file: str, sha256: str) -> DemoImage:
+    return DemoImage(shows, PackageFile(_FOOLBOX, f"foolbox/data/{file}", sha256))
 
 
-def _skimage(shows: str, file: str, sha256: str) -> Photograph:
-    return Photograph(shows, WheelFile(_SKIMAGE, f"skimage/data/{file}", sha256))
+def _skimage(shows: str, file: str, sha256: str) -> DemoImage:
+    return DemoImage(shows, PackageFile(_SKIMAGE, f"skimage/data/{file}", sha256))
 
 
-PHOTOGRAPHS = (
+DEMO_IMAGES = (
     _skimage("tabby cat", "chelsea.png", "596aa1e7cb875eb79f437e310381d26b338a81c2da23439704a73c4651e8c4bb"),
     _skimage("espresso", "coffee.png", "cc02f8ca188b167c775a7101b5d767d1e71792cf762c33d6fa15a4599b5a8de7"),
     _foolbox("bullmastiff", "imagenet_00_243.jpg", "28b7b933c8028c6e20bf74a86a709eda42ce99f14c8742cb657cb386f08a4c9d"),
@@ -79,82 +79,82 @@ DISTRACTORS = (
     "ground beetle", "leaf beetle", "scorpion", "cricket", "ant",
 )  # fmt: skip
 
-CLASSES = (*(photograph.shows for photograph in PHOTOGRAPHS), *DISTRACTORS)
+CLASSES = (*(image.shows for image in DEMO_IMAGES), *DISTRACTORS)
 
 
 @dataclass(frozen=True)
-class Answers:
-    """What each method said about a photograph."""
+class DemoAnswers:
+    """What each method said about an image."""
 
-    photograph: Photograph
+    image: DemoImage
     path: Path
     by_method: dict[str, Explanation]
 
     def is_right(self, method: str) -> bool:
-        """Whether that method named what the photograph shows."""
-        return self.by_method[method].prediction.label == self.photograph.shows
+        """Whether that method named what the image shows."""
+        return self.by_method[method].prediction.label == self.image.shows
 
 
-def photographs(say: Callable[[str], object]) -> Dataset:
-    """The photographs, fetched unless they are in the cache already."""
+def images(say: Callable[[str], object]) -> Dataset:
+    """The images, fetched unless they are in the cache already."""
     folder = cache_dir() / "demo"
-    for photograph in PHOTOGRAPHS:
-        fetch(photograph.file, folder / photograph.name, say)
+    for image in DEMO_IMAGES:
+        fetch(image.file, folder / image.name, say)
     return Dataset(
         name="demo",
         title="Demo",
         family="other",
         classes=CLASSES,
-        ids=tuple(photograph.name for photograph in PHOTOGRAPHS),
-        labels=tuple(CLASSES.index(photograph.shows) for photograph in PHOTOGRAPHS),
+        ids=tuple(image.name for image in DEMO_IMAGES),
+        labels=tuple(CLASSES.index(image.shows) for image in DEMO_IMAGES),
         root=folder,
         layout=str(folder),
     )
 
 
 def measure(model: Model, dataset: Dataset, methods: Sequence[str], views: int, folder: Path) -> None:
-    """Run the methods on the photographs, in place of the run of an earlier demonstration in `folder`."""
+    """Run the methods on the images, in place of the run of an earlier demonstration in `folder`."""
     if (folder / FILE).exists():
         with Store(folder) as store:
-            others = store.facts("data set").keys() - {dataset.name}
+            others = store.facts("dataset").keys() - {dataset.name}
         if others:
             raise ValueError(f"{folder} holds a run on {', '.join(sorted(others))}; choose another folder with --out")
         (folder / FILE).unlink()
-    evaluate(model, [dataset], methods, folder, Setting(views=views), batch_size=1)
+    evaluate(model, [dataset], methods, folder, EvalSettings(views=views), batch_size=1)
 
 
-def answers(model: Model, dataset: Dataset, methods: Sequence[str], views: int) -> Iterator[Answers]:
-    """Every method on every photograph, with its reasons."""
+def answers(model: Model, dataset: Dataset, methods: Sequence[str], views: int) -> Iterator[DemoAnswers]:
+    """Every method on every image, with its reasons."""
     classifier = _AsInRun(dataset.classes, model, views=views)
     recipes = [known_methods.get(method) for method in methods]
-    for photograph, item in zip(PHOTOGRAPHS, dataset, strict=True):
+    for image, item in zip(DEMO_IMAGES, dataset, strict=True):
         explained = classifier.explain_item(item, recipes)
-        yield Answers(photograph, item.path, dict(zip(methods, explained, strict=True)))
+        yield DemoAnswers(image, item.path, dict(zip(methods, explained, strict=True)))
 
 
 class _AsInRun(Classifier):
-    """Looks at a picture of a data set as a run does: views by the picture's id."""
+    """Looks at an image of a dataset as a run does: views by the image's id."""
 
-    def explain_item(self, item: Item, recipes: Sequence[Recipe]) -> list[Explanation]:
+    def explain_item(self, item: DatasetItem, recipes: Sequence[Recipe]) -> list[Explanation]:
         pixels = make_views(open_image(item.path, for_benchmark=True), item.id, self._view_recipe)
         seen = self._encode(pixels, weak=1, hidden=any(recipe.needs_hidden for recipe in recipes))
         shown = pixels.permute(0, 2, 3, 1).numpy()
         return [Explanation(self._answer([str(item.path)], [seen], each)[0], each.name, shown) for each in recipes]
 
 
-def write_pages(found: list[Answers], folder: Path, model: Model, views: int) -> Path:
-    """Write `index.html`, its pictures and `answers.json` into `folder`, and `report.html` of the run in `run`."""
+def write_pages(found: list[DemoAnswers], folder: Path, model: Model, views: int) -> Path:
+    """Write `index.html`, its images and `answers.json` into `folder`, and `report.html` of the run in `run`."""
     from usetta.report.html import in_plain_words, render
     from usetta.report.run import write_report
 
     for each in found:
-        (folder / each.photograph.name).write_bytes(each.path.read_bytes())
+        (folder / each.image.name).write_bytes(each.path.read_bytes())
         list(each.by_method.values())[-1].save(folder / f"{each.path.stem}-views.jpg", shown=16)
     rows = [
         {
-            "shows": each.photograph.shows,
-            "file": each.photograph.name,
-            "source": f"{each.photograph.file.requirement}: {each.photograph.file.member}",
+            "shows": each.image.shows,
+            "file": each.image.name,
+            "source": f"{each.image.file.requirement}: {each.image.file.member}",
             "views": f"{each.path.stem}-views.jpg",
             "methods": {
                 name: explanation.prediction.as_dict() | {"right": each.is_right(name)}

@@ -1,7 +1,7 @@
-"""From the views of a picture to the answer of a recipe: what a model says about the views, once, for every recipe.
+"""From the views of an image to the answer of a recipe: what a model says about the views, once, for every recipe.
 
 The weak view goes through the tower by itself, so its features are the same to the last bit whether or not there are
-other views. They are those of the picture itself, which no method averages away, so a tower in int8 has fp32 for it.
+other views. They are those of the image itself, which no method averages away, so a tower in int8 has fp32 for it.
 """
 
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from usetta.methods.recipe import Hidden, Recipe, Result, Reward, run
 from usetta.models import Model
-from usetta.models.base import encode_pictures
+from usetta.models.base import encode_whole_images
 from usetta.prompts import DEFAULT_TEMPLATE, ClassPrompts
-from usetta.recipe import Hidden, Recipe, Result, Reward, run
 
 
 @dataclass(frozen=True)
 class Episode:
-    """The views of one picture as the image tower sees them; episodes of further views of it can be added."""
+    """The views of one image as the image tower sees them; episodes of further views of it can be added."""
 
     features: Tensor
     """(N, D)"""
@@ -40,16 +40,16 @@ def _joined(views: Tensor | None, more: Tensor | None) -> Tensor | None:
 def encode(model: Model, pixels: Tensor, *, weak: int = 1) -> Tensor:
     """Features (N, D) of views (N, 3, S, S), of any size, so many weak ones first."""
     fitting = _resized(pixels, model.image_size)
-    return torch.cat([encode_pictures(model, fitting[:weak]), model.encode_images(fitting[weak:])])
+    return torch.cat([encode_whole_images(model, fitting[:weak]), model.encode_images(fitting[weak:])])
 
 
-def encode_together(model: Model, pictures: Sequence[Tensor]) -> list[Tensor]:
-    """Features (N, D) of the views of each of several pictures, whose views fill the batches of a GPU together.
+def encode_together(model: Model, images: Sequence[Tensor]) -> list[Tensor]:
+    """Features (N, D) of the views of each of several images, whose views fill the batches of a GPU together.
 
     The weak views make batches of their own, so that a method that looks at nothing else sees the same features.
     """
-    fitting = [_resized(each, model.image_size) for each in pictures]
-    weak = encode_pictures(model, torch.cat([each[:1] for each in fitting]))
+    fitting = [_resized(each, model.image_size) for each in images]
+    weak = encode_whole_images(model, torch.cat([each[:1] for each in fitting]))
     strong = model.encode_images(torch.cat([each[1:] for each in fitting]))
     others = torch.split(strong, [len(each) - 1 for each in fitting])
     return [torch.cat([first[None], rest]) for first, rest in zip(weak, others, strict=True)]
@@ -58,17 +58,17 @@ def encode_together(model: Model, pictures: Sequence[Tensor]) -> list[Tensor]:
 def encode_with_hidden(model: Model, pixels: Tensor) -> tuple[Tensor, Tensor]:
     """Features (N, D) of views, and the hidden states (N, tokens, width) that they come from."""
     states = torch.cat([model.hidden_states(pixels[:1]), model.hidden_states(pixels[1:])])
-    tail = model.tail()
+    tail = model.last_blocks()
     return torch.cat([tail.encode(states[:1]), tail.encode(states[1:])]), states
 
 
 def answer(
     recipe: Recipe, episodes: Sequence[Episode], model: Model, prompts: ClassPrompts, words: ClassPrompts | None = None
 ) -> Result:
-    """What `recipe` says about pictures; `words` are the prompts as a reward model reads them, if not as the model."""
+    """What `recipe` says about images; `words` are the prompts as a reward model reads them, if not as the model."""
     features = torch.stack([each.features for each in episodes])
     states = [each.hidden for each in episodes if each.hidden is not None]
-    hidden = Hidden(model.tail(), states) if recipe.needs_hidden else None
+    hidden = Hidden(model.last_blocks(), states) if recipe.needs_hidden else None
     reward = None
     if recipe.loss == "reward":
         judged = [each.features if each.judged is None else each.judged for each in episodes]
@@ -80,11 +80,11 @@ def answer(
 
 
 def check(recipe: Recipe, model: Model, prompts: ClassPrompts, views: int) -> None:
-    """Tell what a recipe lacks before any picture is read."""
+    """Tell what a recipe lacks before any image is read."""
     if views < 2 and not recipe.weak_only:
         raise ValueError(f"method '{recipe.name}' compares views, so it needs at least 2, not {views}")
     if recipe.needs_hidden:
-        model.tail()
+        model.last_blocks()
     if recipe.needs_prompts:
         try:
             prompts.check_tunable()

@@ -1,6 +1,6 @@
-"""Open a picture safely: whatever the source, the answer is an RGB picture or an `ImageError` that says what is wrong.
+"""Open an image safely: whatever the source, the answer is an RGB image or an `ImageError` that says what is wrong.
 
-Two readings of the same file exist. People's pictures are opened as people see them: turned upright by their EXIF
+Two readings of the same file exist. People's images are opened as people see them: turned upright by their EXIF
 tag, transparency over white, 16-bit greys scaled to 8 bits. Benchmarks (`for_benchmark=True`) get what published
 loaders compute, Pillow's plain `convert("RGB")`, which does none of this.
 
@@ -38,12 +38,12 @@ from PIL import (  # the plug-ins register themselves when they are imported
 ImageSource: TypeAlias = str | os.PathLike[str] | bytes | bytearray | IO[bytes] | Image.Image | NDArray[Any]
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-"""What is opened. JPEG includes MPO, the two-picture JPEG of phones, of which the first picture counts."""
+"""What is opened. JPEG includes MPO, the two-image JPEG of phones, of which the first image counts."""
 
 SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"},
 )
-"""What `find_images` takes for a picture in a folder (in any case)."""
+"""What `find_images` takes for an image in a folder (in any case)."""
 
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -54,11 +54,11 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""How a picture with this EXIF orientation is turned upright."""
+"""How an image with this EXIF orientation is turned upright."""
 
 
 class ImageError(Exception):
-    """A picture that cannot be used: `path` names it, `reason` says why in plain words."""
+    """An image that cannot be used: `path` names it, `reason` says why in plain words."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(path, reason)  # both in `args`, so that the error survives pickling between processes
@@ -70,16 +70,16 @@ class ImageError(Exception):
 
 
 class _RefusedError(Exception):
-    """A reason found by this module, to be joined with the picture's name."""
+    """A reason found by this module, to be joined with the image's name."""
 
 
 def open_image(source: ImageSource, *, for_benchmark: bool = False, max_pixels: int = 100_000_000) -> Image.Image:
-    """Return the picture in mode RGB, fully loaded, independent of its source and without metadata.
+    """Return the image in mode RGB, fully loaded, independent of its source and without metadata.
 
     `source` is a path, the bytes of a file, a binary file object (read from its start, left open), a PIL image, or an
     array (H, W), (H, W, 3) or (H, W, 4), of dtype uint8 or of floats in 0..1. Of an animation, the first frame counts.
 
-    By default the picture looks as people see it: upright, transparent parts white, wide greys scaled to 8 bits.
+    By default the image looks as people see it: upright, transparent parts white, wide greys scaled to 8 bits.
     `for_benchmark=True` is Pillow's plain `convert("RGB")`, as published loaders do: EXIF orientation ignored, alpha
     dropped, 16-bit greys clipped.
 
@@ -96,8 +96,8 @@ def open_image(source: ImageSource, *, for_benchmark: bool = False, max_pixels: 
         raise ImageError(_name(source), _reason(error)) from error
 
 
-def picture_id(image: Image.Image) -> str:
-    """Return a hash of the size and RGB pixels: the identity of a picture that has no place in a data set."""
+def image_id(image: Image.Image) -> str:
+    """Return a hash of the size and RGB pixels: the identity of an image that has no place in a dataset."""
     rgb = image if image.mode == "RGB" else image.convert("RGB")
     digest = hashlib.blake2b(f"{rgb.width}x{rgb.height}:".encode(), digest_size=16)
     digest.update(rgb.tobytes())
@@ -105,7 +105,7 @@ def picture_id(image: Image.Image) -> str:
 
 
 def file_digest(path: str | os.PathLike[str]) -> str:
-    """Return a hash of a picture's file, which tells without decoding that it is still the same."""
+    """Return a hash of an image's file, which tells without decoding that it is still the same."""
     try:
         with _binary_stream(path) as stream:
             return hashlib.file_digest(stream, "blake2b").hexdigest()[:32]  # type: ignore[arg-type]
@@ -114,20 +114,20 @@ def file_digest(path: str | os.PathLike[str]) -> str:
 
 
 def find_images(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[Path]:
-    """Return the picture files that `paths` stand for, in the order given.
+    """Return the image files that `paths` stand for, in the order given.
 
-    A file stays as it is, whatever its suffix. A folder stands for the pictures in it and below (sorted; links to
+    A file stays as it is, whatever its suffix. A folder stands for the images in it and below (sorted; links to
     folders are followed, hidden files and folders left out). `ImageError` names a path that does not exist and a
-    folder that cannot be listed or holds no picture.
+    folder that cannot be listed or holds no image.
     """
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
     found: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
-            inside = sorted(_pictures_below(path))
+            inside = sorted(_images_below(path))
             if not inside:
-                raise ImageError(str(path), f"folder holds no picture ({', '.join(sorted(SUFFIXES))})")
+                raise ImageError(str(path), f"folder holds no image ({', '.join(sorted(SUFFIXES))})")
             found += inside
         elif path.exists():
             found.append(path)
@@ -136,7 +136,7 @@ def find_images(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
     return found
 
 
-def _pictures_below(root: Path) -> Iterator[Path]:
+def _images_below(root: Path) -> Iterator[Path]:
     def fail(error: OSError) -> None:
         raise ImageError(str(error.filename), _reason(error)) from error
 
@@ -154,7 +154,7 @@ def _pictures_below(root: Path) -> Iterator[Path]:
 
 
 def _name(source: object) -> str:
-    """What people would call the picture in an error message."""
+    """What people would call the image in an error message."""
     if isinstance(source, str | os.PathLike):
         return os.fsdecode(source)
     for attribute in ("filename", "name"):  # of PIL images and of open files
@@ -171,7 +171,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "no such file"
     if isinstance(error, IsADirectoryError):
-        return "is a folder, not a picture"
+        return "is a folder, not an image"
     if isinstance(error, PermissionError):
         return "no permission to read it"
     if isinstance(error, MemoryError):
@@ -233,11 +233,11 @@ def _read_header(stream: IO[bytes]) -> ImageFile.ImageFile:
         if accepts is not None and accepts(prefix) is True:
             stream.seek(0)
             return factory(stream, "")
-    raise _RefusedError(f"not a picture in a format that is read here ({', '.join(FORMATS)})")
+    raise _RefusedError(f"not an image in a format that is read here ({', '.join(FORMATS)})")
 
 
 def _from_array(array: NDArray[Any]) -> Image.Image:
-    """Return `array` (H, W), (H, W, 3) or (H, W, 4) as an 8-bit picture."""
+    """Return `array` (H, W), (H, W, 3) or (H, W, 4) as an 8-bit image."""
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
     if not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))):
@@ -277,7 +277,7 @@ def _decode(image: Image.Image) -> None:
     if image.width * image.height <= (Image.MAX_IMAGE_PIXELS or math.inf):
         image.load()
         return
-    with warnings.catch_warnings():  # process-wide, hence only for the rare picture that needs it
+    with warnings.catch_warnings():  # process-wide, hence only for the rare image that needs it
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         image.load()
 
@@ -291,7 +291,7 @@ def _plain(image: Image.Image) -> Image.Image:
 
 
 def _as_seen(image: Image.Image) -> Image.Image:
-    """Convert to RGB the way a viewer shows the picture on a white page."""
+    """Convert to RGB the way a viewer shows the image on a white page."""
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         grey = _eight_bits(np.asarray(image), always_16=image.mode.startswith("I;16"))
         return Image.fromarray(grey).convert("RGB")
@@ -306,8 +306,8 @@ def _as_seen(image: Image.Image) -> Image.Image:
 def _eight_bits(grey: NDArray[Any], *, always_16: bool) -> NDArray[np.uint8]:
     """Scale wide greys (H, W) to 0..255.
 
-    Modes I and F do not say which value is white. The smallest customary one that the picture does not exceed is
-    taken (1 for floats, 255, 65535); a picture beyond all of them is stretched from its darkest to its lightest value.
+    Modes I and F do not say which value is white. The smallest customary one that the image does not exceed is
+    taken (1 for floats, 255, 65535); an image beyond all of them is stretched from its darkest to its lightest value.
     """
     values = np.nan_to_num(grey.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
     low, high = float(values.min()), float(values.max())
@@ -324,7 +324,7 @@ def _eight_bits(grey: NDArray[Any], *, always_16: bool) -> NDArray[np.uint8]:
 def _turned_upright(image: Image.Image) -> Image.Image:
     """Apply the EXIF orientation.
 
-    `ImageOps.exif_transpose` also writes the EXIF block anew, and fails where that is malformed. A picture whose
+    `ImageOps.exif_transpose` also writes the EXIF block anew, and fails where that is malformed. An image whose
     EXIF cannot be read is fine otherwise and stays as it is.
     """
     try:

@@ -17,7 +17,7 @@ _SHORTEST_BAR, _LONGEST_BAR = 10, 40
 _GIVES_WAY = ("description", "speed", "text", "left")
 """Parts of the line that are left out where it is too narrow, the first one first; a text is cut as far as needed."""
 _PERIOD = 600
-"""Seconds that the speed is the mean of: a batch of pictures may take a minute, and two are needed to tell."""
+"""Seconds that the speed is the mean of: a batch of images may take a minute, and two are needed to tell."""
 
 
 def track(items: Iterable[Item], total: int, description: str, shown: bool | None = None) -> Iterator[Item]:

@@ -1,4 +1,4 @@
-"""Small copies of the paper's data sets, as they lie on disks: real names and paths, tiny pictures."""
+"""Small copies of the paper's datasets, as they lie on disks: real names and paths, tiny images."""
 
 import io
 import json
@@ -17,7 +17,7 @@ def _tiny() -> bytes:
     return file.getvalue()
 
 
-PICTURE = _tiny()
+IMAGE = _tiny()
 
 SPLITS: dict[str, tuple[list[tuple[str, int, str]], str, str]] = {
     "dtd": (
@@ -102,24 +102,24 @@ SPLITS: dict[str, tuple[list[tuple[str, int, str]], str, str]] = {
         "Food101/images",
     ),
 }
-"""Of each set: test pictures, the folder they lie in with CoOp, and with TPT."""
+"""Of each set: test images, the folder they lie in with CoOp, and with TPT."""
 
-UNSEEN = "class of the training pictures only"
+UNSEEN = "class of the training images only"
 LAYOUTS = ("coop", "tpt", "benchmark", "use")
 
 
 def put(folder: Path, ids: Iterable[str]) -> None:
-    for picture in ids:
-        path = folder / picture
+    for image in ids:
+        path = folder / image
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(PICTURE)
+        path.write_bytes(IMAGE)
 
 
 def split_file(name: str) -> str:
     return get_benchmark(name).split
 
 
-def make_split(root: Path, name: str, layout: str = "coop", *, pictures: bool = True) -> Path:
+def make_split(root: Path, name: str, layout: str = "coop", *, images: bool = True) -> Path:
     """Lay a set out as CoOp, TPT, the benchmark of the paper, or the paper's own code have it; returns the list."""
     items, coop, tpt = SPLITS[name]
     folder = {"coop": coop, "tpt": tpt}.get(layout, f"few-shot-datasets/{coop}")
@@ -130,10 +130,10 @@ def make_split(root: Path, name: str, layout: str = "coop", *, pictures: bool = 
         "benchmark": own / split_file(name),
         "use": root / f"sorted_{split_file(name)}",
     }[layout]
-    if pictures:
-        put(root / folder, [picture for picture, _, _ in items])
+    if images:
+        put(root / folder, [image for image, _, _ in items])
     file.parent.mkdir(parents=True, exist_ok=True)
-    train = [("train/a.jpg", 3, UNSEEN), *((f"train-{picture}", label, called) for picture, label, called in items)]
+    train = [("train/a.jpg", 3, UNSEEN), *((f"train-{image}", label, called) for image, label, called in items)]
     test = sorted(items) if layout == "use" else items
     file.write_text(json.dumps({"train": train, "val": [], "test": test}), encoding="utf-8")
     return file
@@ -148,6 +148,6 @@ def make_aircraft(folder: Path) -> None:
     put(folder / "images", ["1514522.jpg", "0747566.jpg", "1008575.jpg"])
 
 
-def small(name: str, pictures: int, classes: int) -> Benchmark:
+def small(name: str, images: int, classes: int) -> Benchmark:
     """A set of the benchmark with the size of its miniature."""
-    return replace(get_benchmark(name), pictures=pictures, classes=classes)
+    return replace(get_benchmark(name), images=images, classes=classes)

@@ -1,4 +1,4 @@
-"""Getting a data set, against a server on this machine; and that the table of sources is sound."""
+"""Getting a dataset, against a server on this machine; and that the table of sources is sound."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from data.archives import tar_of, zip_of
-from data.miniature import PICTURE, SPLITS, make_split, put, small
+from data.miniature import IMAGE, SPLITS, make_split, put, small
 from data.server import Shelf
 from usetta.data import DataError, UnknownDatasetError, fetch, load_dataset
 from usetta.data.benchmark import BENCHMARKS, get_benchmark
@@ -29,7 +29,7 @@ class Shop:
     said: list[str]
 
     def offer(
-        self, name: str, content: bytes, *, checksum: str | None = "md5", pictures: int = 3, classes: int = 4
+        self, name: str, content: bytes, *, checksum: str | None = "md5", images: int = 3, classes: int = 4
     ) -> None:
         """Serve `content` as the archive of `name`, and let the paper's counts be those of the miniature."""
         source = SOURCES[name]
@@ -39,7 +39,7 @@ class Shop:
         published = checksum and f"{checksum}:{hashlib.new(checksum, content).hexdigest()}"
         archive = replace(source.archive, url=f"{self.shelf.url}/{file}", checksum=published)
         self.monkeypatch.setitem(SOURCES, name, replace(source, archive=archive))
-        self.monkeypatch.setattr("usetta.data.fetching.get_benchmark", lambda _: small(name, pictures, classes))
+        self.monkeypatch.setattr("usetta.data.fetching.get_benchmark", lambda _: small(name, images, classes))
 
     def fetch(self, name: str, *, keep_archive: bool = False) -> tuple[str, tuple[str, ...]]:
         fetched = fetch(name, self.root, self.said.append, keep_archive=keep_archive)
@@ -51,34 +51,34 @@ def shop(shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: 
     return Shop(shelf, tmp_path / "data", monkeypatch, [])
 
 
-def pictures_of(name: str, prefix: str) -> dict[str, bytes]:
-    return {f"{prefix}/{picture}": PICTURE for picture, _, _ in SPLITS[name][0]}
+def images_of(name: str, prefix: str) -> dict[str, bytes]:
+    return {f"{prefix}/{image}": IMAGE for image, _, _ in SPLITS[name][0]}
 
 
 ARCHIVES = {
-    "dtd": tar_of(pictures_of("dtd", "dtd/images") | {"dtd/labels/train1.txt": b"x"}, "gz"),
-    "flowers102": tar_of(pictures_of("flowers102", "jpg"), "gz"),
+    "dtd": tar_of(images_of("dtd", "dtd/images") | {"dtd/labels/train1.txt": b"x"}, "gz"),
+    "flowers102": tar_of(images_of("flowers102", "jpg"), "gz"),
     "caltech101": zip_of(
         {
-            "caltech-101/101_ObjectCategories.tar.gz": tar_of(pictures_of("caltech101", "101_ObjectCategories"), "gz"),
+            "caltech-101/101_ObjectCategories.tar.gz": tar_of(images_of("caltech101", "101_ObjectCategories"), "gz"),
             "caltech-101/Annotations.tar": tar_of({"Annotations/a.mat": b"x"}),
             "__MACOSX/caltech-101/._x": b"x",
         }
     ),
-    "pets": tar_of(pictures_of("pets", "images"), "gz"),
-    "eurosat": zip_of(pictures_of("eurosat", "2750")),
-    "food101": tar_of(pictures_of("food101", "food-101/images") | {"food-101/meta/test.txt": b"x"}, "gz"),
+    "pets": tar_of(images_of("pets", "images"), "gz"),
+    "eurosat": zip_of(images_of("eurosat", "2750")),
+    "food101": tar_of(images_of("food101", "food-101/images") | {"food-101/meta/test.txt": b"x"}, "gz"),
 }
 
 
 @pytest.mark.parametrize("name", ARCHIVES)
-def test_pictures_come_by_themselves_and_the_list_by_hand(shop: Shop, name: str) -> None:
+def test_images_come_by_themselves_and_the_list_by_hand(shop: Shop, name: str) -> None:
     shop.offer(name, ARCHIVES[name])
     state, by_hand = shop.fetch(name)
     source, split = SOURCES[name], get_benchmark(name).split
     assert state == "no list"
     assert by_hand == (f"Download {split} from {source.list_url} and put it into {shop.root / source.folder}/.",)
-    make_split(shop.root, name, pictures=False)  # what the step says
+    make_split(shop.root, name, images=False)  # what the step says
     assert shop.fetch(name) == ("complete", ())
     assert load_dataset(name, shop.root).layout == f"{SPLITS[name][1]}, listed in {source.folder}/{split}"
     assert len(shop.shelf.requests) == 1
@@ -87,7 +87,7 @@ def test_pictures_come_by_themselves_and_the_list_by_hand(shop: Shop, name: str)
 @pytest.mark.parametrize("name", ARCHIVES)
 def test_with_the_list_there_the_set_is_complete_at_once(shop: Shop, name: str) -> None:
     shop.offer(name, ARCHIVES[name])
-    make_split(shop.root, name, pictures=False)
+    make_split(shop.root, name, images=False)
     assert shop.fetch(name) == ("complete", ())
 
 
@@ -97,8 +97,8 @@ def test_aircraft_needs_no_list(shop: Shop) -> None:
         f"{data}/variants.txt": b"707-320\n727-200\n",
         f"{data}/images_variant_test.txt": b"1 727-200\n2 707-320\n",
     }
-    files |= {f"{data}/images/1.jpg": PICTURE, f"{data}/images/2.jpg": PICTURE, "fgvc-aircraft-2013b/README.md": b"x"}
-    shop.offer("aircraft", tar_of(files), pictures=2, classes=2)
+    files |= {f"{data}/images/1.jpg": IMAGE, f"{data}/images/2.jpg": IMAGE, "fgvc-aircraft-2013b/README.md": b"x"}
+    shop.offer("aircraft", tar_of(files), images=2, classes=2)
     assert shop.fetch("aircraft") == ("complete", ())
     assert load_dataset("aircraft", shop.root).labels == (1, 0)
 
@@ -117,10 +117,10 @@ def test_aircraft_needs_no_list(shop: Shop) -> None:
 )
 def test_the_relatives_of_imagenet(shop: Shop, name: str, inside: str, place: str) -> None:
     folders = class_folders(name)
-    files = {f"{inside}/{folder}/1.jpg": PICTURE for folder in folders} | {f"{inside}/README.txt": b"x"}
+    files = {f"{inside}/{folder}/1.jpg": IMAGE for folder in folders} | {f"{inside}/README.txt": b"x"}
     content = zip_of(files) if name == "imagenet-sketch" else tar_of(files)
     checksum = None if SOURCES[name].archive.checksum is None else "sha256"  # type: ignore[union-attr]
-    shop.offer(name, content, checksum=checksum, pictures=len(folders), classes=len(folders))
+    shop.offer(name, content, checksum=checksum, images=len(folders), classes=len(folders))
     assert shop.fetch(name) == ("complete", ())
     assert load_dataset(name, shop.root).layout == place
     told = f"no published checksum of ImageNet-Sketch.zip; its SHA-256 is {hashlib.sha256(content).hexdigest()}"
@@ -129,7 +129,7 @@ def test_the_relatives_of_imagenet(shop: Shop, name: str, inside: str, place: st
 
 def test_a_second_call_does_nothing(shop: Shop) -> None:
     shop.offer("pets", ARCHIVES["pets"])
-    make_split(shop.root, "pets", pictures=False)
+    make_split(shop.root, "pets", images=False)
     shop.fetch("pets")
     before = {path: path.stat().st_mtime_ns for path in shop.root.rglob("*")}
     said = list(shop.said)
@@ -225,10 +225,10 @@ def test_what_is_there_is_never_overwritten(shop: Shop) -> None:
     make_split(shop.root, "pets")
     (shop.root / "oxford_pets/images/Abyssinian_71.jpg").unlink()
     with pytest.raises(
-        DataError, match=r"pets in .*: 1 listed pictures are missing.*; Unpack the archive again, or move"
+        DataError, match=r"pets in .*: 1 listed images are missing.*; Unpack the archive again, or move"
     ):
         shop.fetch("pets")
-    make_split(shop.root / "other", "pets", pictures=False)
+    make_split(shop.root / "other", "pets", images=False)
     put(shop.root / "other/oxford_pets/images", ["mine.jpg"])
     shop.root = shop.root / "other"
     with pytest.raises(DataError, match="oxford_pets/images is there already; move it away"):
@@ -272,7 +272,7 @@ def test_where_only_people_can_go_the_steps_are_told(tmp_path: Path, name: str, 
 
 
 def test_steps_that_were_taken_are_not_told_again(tmp_path: Path) -> None:
-    make_split(tmp_path, "ucf101", pictures=False)
+    make_split(tmp_path, "ucf101", images=False)
     assert len(fetch("ucf101", tmp_path, print).by_hand) == 1
     make_split(tmp_path, "cars").unlink()
     assert [step.split()[1] for step in fetch("cars", tmp_path, print).by_hand] == ["split_zhou_StanfordCars.json"]

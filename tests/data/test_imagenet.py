@@ -23,7 +23,7 @@ FOLDERS = {"imagenet": 1000, "imagenet-a": 200, "imagenet-v2": 1000, "imagenet-r
 
 
 def make(root: Path, name: str, place: str | None = None) -> Path:
-    """Every class has a picture, and the third has two."""
+    """Every class has an image, and the third has two."""
     home = root / (place or PLACES[name][0])
     folders = list(class_folders(name))
     put(home, [f"{folder}/b.JPEG" for folder in folders])
@@ -102,9 +102,9 @@ def remove_a_class(home: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [empty_a_class, remove_a_class])
-def test_a_class_without_pictures_does_not_shift_the_others(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+def test_a_class_without_images_does_not_shift_the_others(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     damage(make(tmp_path, "imagenet-a"))
-    with pytest.raises(DataError, match=r"imagenet-a is incomplete: 1 classes without pictures .*first is n01498041"):
+    with pytest.raises(DataError, match=r"imagenet-a is incomplete: 1 classes without images .*first is n01498041"):
         load_dataset("imagenet-a", tmp_path)
 
 
@@ -124,12 +124,12 @@ def test_folders_of_other_kinds_are_passed_over(tmp_path: Path) -> None:
     assert len(load_dataset("imagenet-a", tmp_path)) == 201
 
 
-def test_validation_pictures_in_one_heap_are_told(tmp_path: Path) -> None:
+def test_validation_images_in_one_heap_are_told(tmp_path: Path) -> None:
     put(tmp_path / "imagenet/images/val", ["ILSVRC2012_val_00000001.JPEG"])
-    with pytest.raises(DataError, match=r"the pictures lie in .*val itself; sort them into one folder for each wnid"):
+    with pytest.raises(DataError, match=r"the images lie in .*val itself; sort them into one folder for each wnid"):
         load_dataset("imagenet", tmp_path)
 
 
 def test_an_absent_set_is_told(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"its pictures are not in .*such as imagenetv2/imagenetv2-match.*-val/0"):
+    with pytest.raises(DataError, match=r"its images are not in .*such as imagenetv2/imagenetv2-match.*-val/0"):
         load_dataset("imagenet-v2", tmp_path)

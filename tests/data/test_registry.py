@@ -31,7 +31,7 @@ def test_the_fifteen_of_the_paper() -> None:
         "sun397": (19_850, 397),
         "food101": (30_300, 101),
     }
-    assert list({each.name: (each.pictures, each.classes) for each in list_datasets()}.items()) == list(sizes.items())
+    assert list({each.name: (each.images, each.classes) for each in list_datasets()}.items()) == list(sizes.items())
     assert [each.family for each in BENCHMARKS] == ["imagenet"] * 5 + ["fine-grained"] * 10
     assert list(SOURCES) == [each.name for each in BENCHMARKS]
 
@@ -57,7 +57,7 @@ def test_no_two_sets_share_a_name() -> None:
 @pytest.mark.parametrize(("slip", "meant"), [("pet", "pets"), ("imagnet-a", "imagenet-a"), ("flowers", "flowers102")])
 def test_a_slip_gets_a_suggestion(tmp_path: Path, slip: str, meant: str) -> None:
     for root in (tmp_path, None):
-        with pytest.raises(UnknownDatasetError, match=f"unknown data set '{slip}'; did you mean '{meant}'"):
+        with pytest.raises(UnknownDatasetError, match=f"unknown dataset '{slip}'; did you mean '{meant}'"):
             load_dataset(slip, root)
     assert issubclass(UnknownDatasetError, ValueError)
 
@@ -70,7 +70,7 @@ def test_a_name_like_nothing_gets_the_list(tmp_path: Path) -> None:
 def test_the_root_may_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_split(tmp_path, "pets")
     monkeypatch.delenv("USETTA_DATA", raising=False)
-    with pytest.raises(DataError, match=r"where is pets\?; give the folder of the data sets, or set USETTA_DATA"):
+    with pytest.raises(DataError, match=r"where is pets\?; give the folder of the datasets, or set USETTA_DATA"):
         load_dataset("pets")
     monkeypatch.setenv("USETTA_DATA", str(tmp_path))
     assert len(load_dataset("pets")) == 3
@@ -124,7 +124,7 @@ def test_check_of_chosen_sets(tmp_path: Path) -> None:
 def test_check_of_a_complete_set(tmp_path: Path, name: str, layout: str) -> None:
     make_split(tmp_path, name, layout)
     report = check_one(small(name, 3, 4), tmp_path)
-    assert (report.state, report.pictures, report.expected, report.missing) == ("complete", 3, 3, 0)
+    assert (report.state, report.images, report.expected, report.missing) == ("complete", 3, 3, 0)
     assert (report.problem, report.todo) == ("", "Nothing to do.")
     assert report.where == load_dataset(name, tmp_path).layout
 
@@ -132,16 +132,16 @@ def test_check_of_a_complete_set(tmp_path: Path, name: str, layout: str) -> None
 def test_check_counts_against_the_paper(tmp_path: Path) -> None:
     make_split(tmp_path, "pets")
     report = check(tmp_path, ["pets"])[0]
-    assert (report.state, report.pictures, report.expected) == ("incomplete", 3, 3669)
-    assert report.problem == "3 pictures instead of 3,669; 4 classes instead of 37"
+    assert (report.state, report.images, report.expected) == ("incomplete", 3, 3669)
+    assert report.problem == "3 images instead of 3,669; 4 classes instead of 37"
 
 
-def test_check_counts_missing_pictures(tmp_path: Path) -> None:
+def test_check_counts_missing_images(tmp_path: Path) -> None:
     make_split(tmp_path, "sun397")
     shutil.rmtree(tmp_path / "sun397/SUN397/a/apse")
     report = check_one(small("sun397", 3, 4), tmp_path)
-    assert (report.state, report.pictures, report.missing) == ("incomplete", 2, 1)
-    assert report.problem == "1 listed pictures are missing, the first is a/apse/indoor/sun_aaaa.jpg"
+    assert (report.state, report.images, report.missing) == ("incomplete", 2, 1)
+    assert report.problem == "1 listed images are missing, the first is a/apse/indoor/sun_aaaa.jpg"
     assert report.todo == (
         f"Unpack the archive again, or move sun397/SUN397 away and run `usetta data fetch sun397 {tmp_path}`."
     )
@@ -158,7 +158,7 @@ def test_check_says_where_the_list_is(tmp_path: Path, name: str) -> None:
 
 
 def test_a_list_alone_is_not_a_data_set(tmp_path: Path) -> None:
-    make_split(tmp_path, "pets", pictures=False)
+    make_split(tmp_path, "pets", images=False)
     report = check(tmp_path, ["pets"])[0]
     assert (report.state, report.todo) == ("absent", f"Run `usetta data fetch pets {tmp_path}`.")
 
@@ -175,15 +175,15 @@ def test_check_of_something_malformed(tmp_path: Path) -> None:
     assert reports[2].todo == "Move its folder away and fetch the set anew."
     (tmp_path / "imagenet-a" / "n01498041").mkdir(parents=True)
     empty = check(tmp_path, ["imagenet-a"])[0]
-    assert (empty.state, empty.problem) == ("broken", "imagenet-a has no pictures")
+    assert (empty.state, empty.problem) == ("broken", "imagenet-a has no images")
     assert empty.todo == "Move its folder away and fetch it anew."
 
 
 def test_check_of_class_folders(tmp_path: Path) -> None:
     home = make(tmp_path, "imagenet-a")
     whole = check_one(small("imagenet-a", 201, 200), tmp_path)
-    assert (whole.state, whole.pictures, whole.where) == ("complete", 201, "imagenet-adversarial/imagenet-a")
+    assert (whole.state, whole.images, whole.where) == ("complete", 201, "imagenet-adversarial/imagenet-a")
     shutil.rmtree(home / "n01498041")
     part = check_one(small("imagenet-a", 201, 200), tmp_path)
-    assert (part.state, part.pictures, part.missing) == ("incomplete", 200, 1)
-    assert part.problem == "1 classes have no pictures, the first is n01498041; 200 pictures instead of 201"
+    assert (part.state, part.images, part.missing) == ("incomplete", 200, 1)
+    assert part.problem == "1 classes have no images, the first is n01498041; 200 images instead of 201"

@@ -1,4 +1,4 @@
-"""The sets with a list of their test pictures, in every known layout."""
+"""The sets with a list of their test images, in every known layout."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ def test_every_layout_is_read(tmp_path: Path, name: str, layout: str) -> None:
     file = make_split(tmp_path, name, layout)
     dataset = load_dataset(name, tmp_path)
     items = sorted(SPLITS[name][0]) if layout == "use" else SPLITS[name][0]
-    assert dataset.ids == tuple(picture for picture, _, _ in items)
+    assert dataset.ids == tuple(image for image, _, _ in items)
     assert dataset.labels == tuple(label for _, label, _ in items)
     names = {label: called.replace("_", " ") for _, label, called in items}
     assert dataset.classes == (names[0], names[1], names[2], UNSEEN)
@@ -41,8 +41,8 @@ def test_the_sets_own_folder_is_a_root_too(tmp_path: Path) -> None:
     assert load_dataset("pets", tmp_path / "oxford_pets").fingerprint == load_dataset("pets", tmp_path).fingerprint
 
 
-def test_the_folder_with_the_pictures_wins(tmp_path: Path) -> None:
-    """CoOp's folder is there but holds other files; the pictures lie as in the benchmark of the paper."""
+def test_the_folder_with_the_images_wins(tmp_path: Path) -> None:
+    """CoOp's folder is there but holds other files; the images lie as in the benchmark of the paper."""
     make_split(tmp_path, "pets", "benchmark")
     put(tmp_path / "oxford_pets" / "images", ["something_else.jpg"])
     assert load_dataset("pets", tmp_path).root == tmp_path / "few-shot-datasets/oxford_pets/images"
@@ -56,19 +56,19 @@ def test_a_missing_list_is_told(tmp_path: Path) -> None:
         load_dataset("dtd", tmp_path)
 
 
-def test_missing_pictures_are_counted_and_named(tmp_path: Path) -> None:
+def test_missing_images_are_counted_and_named(tmp_path: Path) -> None:
     make_split(tmp_path, "food101")
     (tmp_path / "food-101/images/baklava/3832160.jpg").unlink()
     with pytest.raises(
-        DataError, match=r"food101 is incomplete: 1 listed pictures missing in .*first is baklava/3832160"
+        DataError, match=r"food101 is incomplete: 1 listed images missing in .*first is baklava/3832160"
     ):
         load_dataset("food101", tmp_path)
 
 
-def test_a_list_without_pictures_is_told(tmp_path: Path) -> None:
-    make_split(tmp_path, "caltech101", pictures=False)
+def test_a_list_without_images_is_told(tmp_path: Path) -> None:
+    make_split(tmp_path, "caltech101", images=False)
     with pytest.raises(
-        DataError, match=r"its pictures are not in .*expected is a folder caltech-101/101_ObjectCategories"
+        DataError, match=r"its images are not in .*expected is a folder caltech-101/101_ObjectCategories"
     ):
         load_dataset("caltech101", tmp_path)
 
@@ -87,7 +87,7 @@ GOOD = ["a.jpg", 0, "cat"]
         ({"test": [GOOD, ["b.jpg", True, "dog"]]}, "entry 1 of 'test'"),
         ({"test": [GOOD, ["b.jpg", -1, "dog"]]}, "entry 1 of 'test'"),
         ({"test": [GOOD, ["b.jpg", 0, "dog"]]}, "class 0 is called 'cat' and 'dog'"),
-        ({"test": [GOOD, ["b.jpg", 10**12, "dog"]]}, "no picture has label 1, though labels go up to 1000000000000"),
+        ({"test": [GOOD, ["b.jpg", 10**12, "dog"]]}, "no image has label 1, though labels go up to 1000000000000"),
     ],
 )
 def test_a_malformed_list_is_told(tmp_path: Path, content: Any, why: str) -> None:
@@ -103,10 +103,10 @@ def test_a_list_that_is_no_text_is_told(tmp_path: Path) -> None:
         load_dataset("pets", tmp_path)
 
 
-def test_a_picture_listed_twice_is_told(tmp_path: Path) -> None:
+def test_a_image_listed_twice_is_told(tmp_path: Path) -> None:
     file = make_split(tmp_path, "pets")
     file.write_text(json.dumps({"test": [["Abyssinian_71.jpg", 0, "cat"]] * 2}), encoding="utf-8")
-    with pytest.raises(DataError, match="pets lists the picture Abyssinian_71.jpg twice"):
+    with pytest.raises(DataError, match="pets lists the image Abyssinian_71.jpg twice"):
         load_dataset("pets", tmp_path)
 
 

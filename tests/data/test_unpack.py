@@ -25,16 +25,16 @@ def test_one_folder_is_taken_out(tmp_path: Path, kind: str, prefix: str) -> None
     files = {f"{prefix}{name}": content for name, content in FILES.items()}
     archive = tmp_path / "set.tar.gz"  # the name does not decide
     archive.write_bytes(zip_of(files) if kind == "zip" else tar_of(files, kind))
-    unpack(archive, "set/images", tmp_path / "home" / "pictures")
-    assert below(tmp_path / "home") == {"pictures/a/1.jpg": b"one", "pictures/2.jpg": b"two"}
-    assert [path.name for path in (tmp_path / "home").iterdir()] == ["pictures"]
+    unpack(archive, "set/images", tmp_path / "home" / "images")
+    assert below(tmp_path / "home") == {"images/a/1.jpg": b"one", "images/2.jpg": b"two"}
+    assert [path.name for path in (tmp_path / "home").iterdir()] == ["images"]
 
 
 def test_an_archive_in_an_archive(tmp_path: Path) -> None:
     archive = tmp_path / "outer.zip"
     archive.write_bytes(zip_of({"outer/inner.tar.gz": tar_of(FILES, "gz"), "outer/more.txt": b"no"}))
-    unpack(archive, "set/images", tmp_path / "pictures", within="outer/inner.tar.gz")
-    assert below(tmp_path / "pictures") == {"a/1.jpg": b"one", "2.jpg": b"two"}
+    unpack(archive, "set/images", tmp_path / "images", within="outer/inner.tar.gz")
+    assert below(tmp_path / "images") == {"a/1.jpg": b"one", "2.jpg": b"two"}
     with pytest.raises(DataError, match=r"the archive holds no outer/absent\.tar"):
         unpack(archive, "set/images", tmp_path / "other", within="outer/absent.tar")
 
@@ -65,7 +65,7 @@ def test_a_tar_that_leads_out_is_refused_whole(tmp_path: Path, member: tarfile.T
         tar.addfile(good, io.BytesIO(b"one"))
         tar.addfile(member)
     with pytest.raises(DataError, match=r"set\.tar is not safe to unpack: .*; nothing of it is used"):
-        unpack(archive, "set/images", tmp_path / "home" / "pictures")
+        unpack(archive, "set/images", tmp_path / "home" / "images")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "set.tar"]
     assert list((tmp_path / "home").iterdir()) == []
 
@@ -78,7 +78,7 @@ def test_a_zip_that_leads_out_is_refused_whole(tmp_path: Path, name: str) -> Non
     archive = tmp_path / "set.zip"
     archive.write_bytes(zip_of({"set/images/1.jpg": b"one", name: b"out"}))
     with pytest.raises(DataError, match=r"set\.zip is not safe to unpack"):
-        unpack(archive, "set/images", tmp_path / "home" / "pictures")
+        unpack(archive, "set/images", tmp_path / "home" / "images")
     assert sorted(below(tmp_path)) == ["set.zip"]
 
 
@@ -89,7 +89,7 @@ def test_a_link_in_a_zip_is_refused(tmp_path: Path) -> None:
         info.external_attr = 0o120777 << 16
         members.writestr(info, "/etc/passwd")
     with pytest.raises(DataError, match="it holds set/images/passwd"):
-        unpack(archive, "set/images", tmp_path / "pictures")
+        unpack(archive, "set/images", tmp_path / "images")
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_damaged_archive_is_told(tmp_path: Path, content: bytes) -> None:
     archive = tmp_path / "set.tar.gz"
     archive.write_bytes(content)
     with pytest.raises(DataError, match=r"set\.tar\.gz is damaged: .*; download it again"):
-        unpack(archive, "set/images", tmp_path / "pictures")
+        unpack(archive, "set/images", tmp_path / "images")
     assert [path.name for path in tmp_path.iterdir()] == ["set.tar.gz"]
 
 
@@ -109,8 +109,8 @@ def test_a_corrupt_member_is_told(tmp_path: Path) -> None:
     archive = tmp_path / "set.zip"
     archive.write_bytes(zip_of({"set/images/1.jpg": b"unmistakable"}).replace(b"unmistakable", b"unmistaXable"))
     with pytest.raises(DataError, match=r"set\.zip is damaged: Bad CRC"):
-        unpack(archive, "set/images", tmp_path / "pictures")
-    assert not (tmp_path / "pictures").exists()
+        unpack(archive, "set/images", tmp_path / "images")
+    assert not (tmp_path / "images").exists()
 
 
 @pytest.mark.parametrize("kind", ["gz", "bz2", "xz"])
@@ -120,8 +120,8 @@ def test_corrupt_compression_is_told(tmp_path: Path, kind: str) -> None:
     archive = tmp_path / "set.tar"
     archive.write_bytes(content)
     with pytest.raises(DataError, match=r"set\.tar is damaged: .*; download it again"):
-        unpack(archive, "set/images", tmp_path / "pictures")
-    assert not (tmp_path / "pictures").exists()
+        unpack(archive, "set/images", tmp_path / "images")
+    assert not (tmp_path / "images").exists()
 
 
 def test_a_full_disk_is_not_the_archives_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +132,7 @@ def test_a_full_disk_is_not_the_archives_fault(tmp_path: Path, monkeypatch: pyte
     archive = tmp_path / "set.tar"
     archive.write_bytes(tar_of(FILES))
     with pytest.raises(OSError, match="No space left on device"):
-        unpack(archive, "set/images", tmp_path / "pictures")
+        unpack(archive, "set/images", tmp_path / "images")
     assert [path.name for path in tmp_path.iterdir()] == ["set.tar"]
 
 
@@ -140,25 +140,25 @@ def test_an_archive_of_something_else_is_told(tmp_path: Path) -> None:
     archive = tmp_path / "set.tar"
     archive.write_bytes(tar_of(FILES))
     with pytest.raises(DataError, match=r"set\.tar holds no folder set/photos; the source may have changed"):
-        unpack(archive, "set/photos", tmp_path / "pictures")
+        unpack(archive, "set/photos", tmp_path / "images")
     assert [path.name for path in tmp_path.iterdir()] == ["set.tar"]
 
 
 def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
     archive = tmp_path / "set.tar"
     archive.write_bytes(tar_of(FILES))
-    (tmp_path / "pictures").mkdir()
-    (tmp_path / "pictures" / "mine.jpg").write_bytes(b"mine")
-    with pytest.raises(DataError, match="pictures is there already; move it away"):
-        unpack(archive, "set/images", tmp_path / "pictures")
-    assert below(tmp_path / "pictures") == {"mine.jpg": b"mine"}
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "mine.jpg").write_bytes(b"mine")
+    with pytest.raises(DataError, match="images is there already; move it away"):
+        unpack(archive, "set/images", tmp_path / "images")
+    assert below(tmp_path / "images") == {"mine.jpg": b"mine"}
 
 
 def test_an_empty_folder_and_leftovers_of_a_killed_run_are_no_hindrance(tmp_path: Path) -> None:
     archive = tmp_path / "set.tar"
     archive.write_bytes(tar_of(FILES))
-    (tmp_path / "pictures").mkdir()
-    (tmp_path / ".pictures.unpacking" / "set" / "images").mkdir(parents=True)
-    (tmp_path / ".pictures.unpacking" / "set" / "images" / "half.jpg").write_bytes(b"ha")
-    unpack(archive, "set/images", tmp_path / "pictures")
-    assert below(tmp_path / "pictures") == {"a/1.jpg": b"one", "2.jpg": b"two"}
+    (tmp_path / "images").mkdir()
+    (tmp_path / ".images.unpacking" / "set" / "images").mkdir(parents=True)
+    (tmp_path / ".images.unpacking" / "set" / "images" / "half.jpg").write_bytes(b"ha")
+    unpack(archive, "set/images", tmp_path / "images")
+    assert below(tmp_path / "images") == {"a/1.jpg": b"one", "2.jpg": b"two"}

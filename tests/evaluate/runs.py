@@ -1,4 +1,4 @@
-"""Small runs: a model of four blocks, generated pictures, and what a store holds, ready to be compared."""
+"""Small runs: a model of four blocks, generated images, and what a store holds, ready to be compared."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from conftest import make_picture
+from conftest import make_image
 from usetta.data.dataset import Dataset, Family
-from usetta.evaluate.store import Row, Seen, Store
+from usetta.evaluate.store import ResultRow, ShownViews, Store
 from usetta.models.clip import CLIP
 from usetta.models.config import CLIPConfig, TextConfig, ViTConfig
 from usetta.models.random_weights import random_model
@@ -34,7 +34,7 @@ def four_blocks(seed: int = 0) -> CLIP:
     vision = ViTConfig(image_size=32, patch_size=8, width=64, layers=4, heads=1)
     text = TextConfig(width=64, layers=2, heads=1)
     model = random_model(CLIPConfig(embed_dim=32, vision=vision, text=text), name="four-blocks", seed=seed)
-    some = torch.stack([torch.from_numpy(np.array(make_picture(i, (32, 32)))) for i in range(16)]).permute(0, 3, 1, 2)
+    some = torch.stack([torch.from_numpy(np.array(make_image(i, (32, 32)))) for i in range(16)]).permute(0, 3, 1, 2)
     shared = model.encode_images(some).mean(dim=0)
     projection = model.image_tower.projection
     assert isinstance(projection, torch.Tensor)
@@ -44,20 +44,20 @@ def four_blocks(seed: int = 0) -> CLIP:
     return model
 
 
-def make_dataset(root: Path, pictures: int = 5, name: str = "things", family: Family = "other") -> Dataset:
-    """Pictures of several sizes in a folder, with labels that go round."""
-    ids = tuple(f"{i % len(CLASSES)}/picture-{i}.png" for i in range(pictures))
+def make_dataset(root: Path, images: int = 5, name: str = "things", family: Family = "other") -> Dataset:
+    """Images of several sizes in a folder, with labels that go round."""
+    ids = tuple(f"{i % len(CLASSES)}/image-{i}.png" for i in range(images))
     for i, each in enumerate(ids):
         path = root / each
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            make_picture(i, size=(40 + 3 * i % 20, 36 + 5 * i % 17)).save(path)
-    labels = tuple(i % len(CLASSES) for i in range(pictures))
+            make_image(i, size=(40 + 3 * i % 20, 36 + 5 * i % 17)).save(path)
+    labels = tuple(i % len(CLASSES) for i in range(images))
     return Dataset(name, name.title(), family, CLASSES, ids, labels, root, "generated")
 
 
 def listed(dataset: Dataset, order: Iterable[int]) -> Dataset:
-    """Some pictures of a data set, in that order."""
+    """Some images of a dataset, in that order."""
     assert dataset.labels is not None
     order = list(order)
     ids, labels = (tuple(values[i] for i in order) for values in (dataset.ids, dataset.labels))
@@ -88,8 +88,8 @@ class Counting:
 class Content:
     """What a run has found out, but for times, and who computed what when."""
 
-    rows: list[Row]
-    seen: list[Seen]
+    rows: list[ResultRow]
+    seen: list[ShownViews]
     bad: list[tuple[str, str, str]]
     facts: dict[str, dict[str, Any]]
 
@@ -97,9 +97,9 @@ class Content:
 def content(out: Path) -> Content:
     with Store(out, create=False) as store:
         rows = [replace(row, seconds=0.0) for row in store.rows()]
-        places = sorted({(row.dataset, row.picture, row.seed) for row in rows})
+        places = sorted({(row.dataset, row.image, row.seed) for row in rows})
         seen = [store.seen(*place) for place in places]
-        facts = {kind: store.facts(kind) for kind in ("run", "data set", "recipe", "classes")}
+        facts = {kind: store.facts(kind) for kind in ("run", "dataset", "recipe", "classes")}
         return Content(rows, [each for each in seen if each], [tuple(each) for each in store.bad()], facts)
 
 

@@ -16,15 +16,15 @@ import pytest
 from report.stores import CLASSES, answers, make_run
 from usetta.evaluate import export as exporting
 from usetta.evaluate.export import FORMATS, export
-from usetta.evaluate.store import Bad, Row, Store
+from usetta.evaluate.store import FailedImage, ResultRow, Store
 
 ROWS = [
-    replace(answers("pets", "use", "0")[0], picture='a, "b"\nü.jpg', confidence=1 / 3),
+    replace(answers("pets", "use", "0")[0], image='a, "b"\nü.jpg', confidence=1 / 3),
     replace(answers("pets", "clip", "1")[0], delta=None),
     replace(answers("dtd", "use", "1", seed=7)[0], prediction=99),
 ]
 NAMES = [
-    *("dataset", "picture", "seed", "method", "label", "label_name", "prediction", "prediction_name", "confidence"),
+    *("dataset", "image", "seed", "method", "label", "label_name", "prediction", "prediction_name", "confidence"),
     *("true_probability", "rank", "sum_of_squares", "delta", "beta", "before", "before_name", "skipped", "seconds"),
 ]
 
@@ -32,7 +32,7 @@ NAMES = [
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Store]:
     with make_run(tmp_path / "run", ROWS) as store:
-        store.add([], bad=[Bad("pets", "broken.jpg", "file is empty")])
+        store.add([], bad=[FailedImage("pets", "broken.jpg", "file is empty")])
         store.note("invocation", "1", {"command": "usetta eval"})
         yield store
 
@@ -75,11 +75,11 @@ def test_json_is_one_object_with_all_that_the_run_knows(run: Store, tmp_path: Pa
     found = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"), parse_constant=pytest.fail)
     assert list(found) == ["facts", "bad", "rows"]
     assert found["rows"] == expected(run)
-    assert found["bad"] == [{"dataset": "pets", "picture": "broken.jpg", "reason": "file is empty"}]
+    assert found["bad"] == [{"dataset": "pets", "image": "broken.jpg", "reason": "file is empty"}]
     assert found["facts"]["run"]["model"]["name"] == "ViT-B-16"
     assert found["facts"]["classes"]["pets"] == CLASSES
     assert found["facts"]["invocation"] == {"1": {"command": "usetta eval"}}
-    assert found["facts"]["data set"] == run.facts("data set")
+    assert found["facts"]["dataset"] == run.facts("dataset")
 
 
 def test_parquet_comes_back_as_it_was(run: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,10 +92,10 @@ def test_parquet_comes_back_as_it_was(run: Store, tmp_path: Path, monkeypatch: p
     assert found.column_names == NAMES
     assert found.to_pylist() == expected(run)
     types = {str(field.name): str(field.type) for field in found.schema}
-    assert (types["picture"], types["seed"], types["delta"], types["skipped"]) == ("string", "int64", "double", "bool")
+    assert (types["image"], types["seed"], types["delta"], types["skipped"]) == ("string", "int64", "double", "bool")
     about = json.loads(found.schema.metadata[b"usetta"])
-    assert about["facts"]["data set"] == run.facts("data set")
-    assert about["bad"][0]["picture"] == "broken.jpg"
+    assert about["facts"]["dataset"] == run.facts("dataset")
+    assert about["bad"][0]["image"] == "broken.jpg"
 
 
 def test_a_run_without_rows_or_class_names(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_file_is_replaced_when_the_new_one_is_whole(
     target.write_text("old", encoding="utf-8")
     rows = Store.rows
 
-    def broken(store: Store, where: None = None) -> Iterator[Row]:
+    def broken(store: Store, where: None = None) -> Iterator[ResultRow]:
         yield from list(rows(store))[:2]
         raise OSError("the disk is gone")
 
@@ -172,11 +172,11 @@ def test_rows_are_written_while_they_are_read(run: Store, tmp_path: Path, monkey
     """Memory does not grow with the run: nobody asks for all rows before some are written."""
     ahead: list[int] = []
 
-    def endless(store: Store) -> Iterator[Row]:
+    def endless(store: Store) -> Iterator[ResultRow]:
         for number in range(2000):
             written = sum(path.stat().st_size for path in tmp_path.glob("*.part"))
             ahead.append(number - written // 100)  # a row takes more than 100 bytes
-            yield replace(ROWS[0], picture=f"{number:05}.jpg")
+            yield replace(ROWS[0], image=f"{number:05}.jpg")
 
     monkeypatch.setattr(Store, "rows", endless)
     assert export(run, tmp_path / "rows.jsonl") == 2000

@@ -14,12 +14,12 @@ import torch
 from evaluate.runs import VIEWS
 from usetta.data import Dataset
 from usetta.evaluate.features import FILE, FeatureCache, feature_key
-from usetta.evaluate.runner import Setting, evaluate
+from usetta.evaluate.runner import EvalSettings, evaluate
 from usetta.evaluate.store import FILE as RESULTS
 from usetta.evaluate.store import StoreError
 from usetta.models.clip import CLIP
 
-SETTING = Setting(views=VIEWS)
+SETTING = EvalSettings(views=VIEWS)
 
 
 def features(seed: int, views: int = 5, dim: int = 7) -> torch.Tensor:

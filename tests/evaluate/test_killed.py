@@ -33,5 +33,5 @@ def test_killed_runs_end_like_one_that_was_left_alone(tmp_path: Path) -> None:
     for name in ("struck", "killed", "shared"):
         assert content(tmp_path / name) == whole, name
         with Store(tmp_path / name) as store:
-            told = [each["pictures"] for each in store.facts("invocation").values()]
+            told = [each["images"] for each in store.facts("invocation").values()]
         assert len(told) >= 3, "too few of the killed got as far as writing something"

@@ -13,7 +13,7 @@ from usetta.evaluate import metrics
 
 
 def random_answers(n: int, classes: int, seed: int = 0) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Probabilities (n, classes), some of them nearly certain, and labels (n,)."""
+    """Probabilities (n, classes), some of them nearly confident, and labels (n,)."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(size=(n, classes)) * rng.choice([1.0, 10.0], size=(n, 1))
     probs = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -21,7 +21,7 @@ def random_answers(n: int, classes: int, seed: int = 0) -> tuple[NDArray[np.floa
 
 
 def naive(probs: NDArray[np.float64], labels: NDArray[np.int64]) -> dict[str, float]:
-    """The metrics of probabilities (n, C), picture by picture."""
+    """The metrics of probabilities (n, C), image by image."""
     n = len(labels)
     right = five = loglik = squares = 0.0
     bins: list[list[tuple[float, float]]] = [[] for _ in range(15)]
@@ -45,7 +45,7 @@ def naive(probs: NDArray[np.float64], labels: NDArray[np.int64]) -> dict[str, fl
 
 
 @pytest.mark.parametrize("classes", [2, 3, 7, 40])
-def test_metrics_from_columns_equal_a_loop_over_pictures_and_classes(classes: int) -> None:
+def test_metrics_from_columns_equal_a_loop_over_images_and_classes(classes: int) -> None:
     probs, labels = random_answers(200, classes, seed=classes)
     assert metrics.measure(metrics.columns(probs, labels)) == pytest.approx(naive(probs, labels), rel=1e-12)
 
@@ -62,7 +62,7 @@ def test_only_the_columns_that_a_metric_needs_are_asked_for() -> None:
     assert metrics.measure({"label": [1, 2], "prediction": [1, 0]}) == {"top1": 50.0}
     assert metrics.measure({"skipped": [True, True, False, True], "seconds": [0.5, 1.5, 1.0, 1.0]}) == {
         "skip_ratio": 75.0,
-        "seconds_per_picture": 1.0,
+        "seconds_per_image": 1.0,
     }
     assert metrics.top5([0, 4, 5, 999]) == 50.0
 
@@ -89,7 +89,7 @@ def test_rank_zero_and_a_right_answer_are_the_same(n: int, classes: int, seed: i
     assert ((stored["rank"] == 0) == (stored["prediction"] == stored["label"])).all()
 
 
-def test_without_pictures_metrics_are_nan() -> None:
+def test_without_images_metrics_are_nan() -> None:
     found = metrics.measure(metrics.columns(np.zeros((0, 3)), np.zeros(0, dtype=int)) | {"skipped": [], "seconds": []})
     assert set(found) == set(metrics.METRICS)
     assert all(np.isnan(value) for value in found.values())
@@ -156,7 +156,7 @@ def pairs(both: int, ours: int, theirs: int, neither: int) -> tuple[NDArray[Any]
     return np.repeat([1, 1, 0, 0], counts), np.repeat([1, 0, 1, 0], counts)
 
 
-def test_the_bootstrap_interval_has_the_spread_of_drawing_pictures_one_by_one() -> None:
+def test_the_bootstrap_interval_has_the_spread_of_drawing_images_one_by_one() -> None:
     right, other = pairs(60, 20, 8, 12)
     found = metrics.accuracy_difference(right, other)
     rng = np.random.default_rng(1)
@@ -193,8 +193,8 @@ def test_equal_methods_have_an_interval_of_no_width() -> None:
     assert metrics.mcnemar(right, right) == 1.0
 
 
-def test_methods_must_have_answered_the_same_pictures() -> None:
-    with pytest.raises(ValueError, match=r"same pictures, not \(1, 2\) and \(1, 3\)"):
+def test_methods_must_have_answered_the_same_images() -> None:
+    with pytest.raises(ValueError, match=r"same images, not \(1, 2\) and \(1, 3\)"):
         metrics.accuracy_difference([1, 0], [1, 0, 1])
     with pytest.raises(ValueError, match="one run of each method"):
         metrics.mcnemar([[1, 0]], [[1, 1]])
@@ -211,7 +211,7 @@ def test_mcnemar_equals_the_sum_of_both_tails(ours: int, theirs: int) -> None:
     assert metrics.mcnemar(*pairs(100, ours, theirs, 50)) == pytest.approx(naive_mcnemar(ours, theirs), rel=1e-12)
 
 
-def test_mcnemar_of_many_pictures_neither_overflows_nor_stops_at_zero_too_early() -> None:
+def test_mcnemar_of_many_images_neither_overflows_nor_stops_at_zero_too_early() -> None:
     assert metrics.mcnemar(*pairs(0, 1000, 0, 0)) == 2.0**-999
     assert 0.99 < metrics.mcnemar(*pairs(0, 5000, 5001, 0)) <= 1.0
 

@@ -16,29 +16,29 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from conftest import make_picture
+from conftest import make_image
 from evaluate.runs import CLASSES, TWELVE, VIEWS, Counting, assert_close, content, four_blocks, listed, make_dataset
 from models.tiny import TINY_RESNET, disturbed
 from usetta import methods
 from usetta.coop import save_context
 from usetta.data import DataError, Dataset
 from usetta.evaluate import runner, work
-from usetta.evaluate.runner import Setting, Summary, evaluate
-from usetta.evaluate.store import FILE, Row, Store, StoreError
+from usetta.evaluate.runner import EvalSettings, EvalSummary, evaluate
+from usetta.evaluate.store import FILE, ResultRow, Store, StoreError
 from usetta.images import open_image
+from usetta.methods.recipe import Hidden, Recipe, Result, Reward, run
 from usetta.models.clip import CLIP
 from usetta.prompts import ClassPrompts
-from usetta.recipe import Hidden, Recipe, Result, Reward, run
 from usetta.views import ViewRecipe, make_views
 
 FEW = ("clip", "se", "use", "ttl", "rlcf")
 """Methods that differ in what they ask for: the weak view, all views, the prompt, hidden states, a judge."""
-SETTING = Setting(views=VIEWS)
+SETTING = EvalSettings(views=VIEWS)
 
 
-def answers_of(model: CLIP, dataset: Dataset, picture: int, seed: int, reward: CLIP | None = None) -> dict[str, Result]:
-    """What the twelve methods say about a picture, step by step and one by one."""
-    each = dataset[picture]
+def answers_of(model: CLIP, dataset: Dataset, image: int, seed: int, reward: CLIP | None = None) -> dict[str, Result]:
+    """What the twelve methods say about an image, step by step and one by one."""
+    each = dataset[image]
     recipe = ViewRecipe(views=VIEWS, size=32, augmix=dataset.family == "fine-grained", seed=seed)
     pixels = make_views(open_image(each.path, for_benchmark=True), each.id, recipe)
 
@@ -51,7 +51,7 @@ def answers_of(model: CLIP, dataset: Dataset, picture: int, seed: int, reward: C
 
     prompts, judge = ClassPrompts(model.text, dataset.classes), reward or model
     judged = Reward(features(judge), ClassPrompts(judge.text, dataset.classes).features())
-    hidden = Hidden(model.tail(), [model.hidden_states(pixels)])
+    hidden = Hidden(model.last_blocks(), [model.hidden_states(pixels)])
     return {
         name: run(
             methods.get(name, family=dataset.family),
@@ -65,7 +65,7 @@ def answers_of(model: CLIP, dataset: Dataset, picture: int, seed: int, reward: C
     }
 
 
-def check_row(row: Row, answer: Result, label: int) -> None:
+def check_row(row: ResultRow, answer: Result, label: int) -> None:
     p = answer.probs[0].double().numpy()
     assert row.label == label
     assert row.prediction == p.argmax()
@@ -85,19 +85,19 @@ def check_row(row: Row, answer: Result, label: int) -> None:
 
 @pytest.mark.parametrize("family", ["fine-grained", "imagenet"])
 def test_rows_are_what_the_recipes_say_about_the_views(model: CLIP, tmp_path: Path, family: Any) -> None:
-    dataset = make_dataset(tmp_path / "pictures", 4, family=family)
+    dataset = make_dataset(tmp_path / "images", 4, family=family)
     done = evaluate(model, [dataset], TWELVE, tmp_path / "run", SETTING, seeds=(0, 1), batch_size=3)
-    assert replace(done, seconds=0) == Summary(pictures=8, encoded=8, rows=96, bad=0, seconds=0)
+    assert replace(done, seconds=0) == EvalSummary(images=8, encoded=8, rows=96, bad=0, seconds=0)
     with Store(tmp_path / "run", create=False) as store:
-        rows = {(row.picture, row.seed, row.method): row for row in store.rows()}
+        rows = {(row.image, row.seed, row.method): row for row in store.rows()}
         assert len(rows) == 4 * 2 * 12
-        for number, picture in enumerate(dataset):
+        for number, image in enumerate(dataset):
             for seed in (0, 1):
                 answers = answers_of(model, dataset, number, seed)
-                assert picture.label is not None
+                assert image.label is not None
                 for name, answer in answers.items():
-                    check_row(rows[picture.id, seed, name], answer, picture.label)
-                seen = store.seen(dataset.name, picture.id, seed)
+                    check_row(rows[image.id, seed, name], answer, image.label)
+                seen = store.seen(dataset.name, image.id, seed)
                 assert seen is not None
                 entropies, labels = answers["se"].entropies[0], answers["se"].view_labels[0]
                 expected = [0, *(1 + entropies[1:].argsort()[:3]).tolist()]
@@ -108,7 +108,7 @@ def test_rows_are_what_the_recipes_say_about_the_views(model: CLIP, tmp_path: Pa
 
 
 def test_another_model_judges_where_one_is_given(model: CLIP, things: Dataset, tmp_path: Path) -> None:
-    judge = disturbed(TINY_RESNET)  # of another size of pictures, and another dimension
+    judge = disturbed(TINY_RESNET)  # of another size of images, and another dimension
     evaluate(model, [things], ["rlcf", "se"], tmp_path / "run", SETTING, reward=judge, batch_size=2)
     evaluate(model, [things], ["rlcf", "se"], tmp_path / "self", SETTING, batch_size=2)
     own, other = content(tmp_path / "self"), content(tmp_path / "run")
@@ -117,14 +117,14 @@ def test_another_model_judges_where_one_is_given(model: CLIP, things: Dataset, t
     assert not all(same["rlcf"])
     rows = [row for row in other.rows if row.method == "rlcf"]
     for row in rows:
-        number = things.ids.index(row.picture)
+        number = things.ids.index(row.image)
         check_row(replace(row, seconds=1), answers_of(model, things, number, 0, judge)["rlcf"], number)
     assert own.facts["run"]["reward"] is None
     assert other.facts["run"]["reward"]["fingerprint"] == judge.fingerprint
 
 
 def test_facts_tell_what_the_rows_depend_on(model: CLIP, things: Dataset, tmp_path: Path) -> None:
-    evaluate(model, [things], ["mem", "se", "tpt"], tmp_path / "run", SETTING, pictures=2)
+    evaluate(model, [things], ["mem", "se", "tpt"], tmp_path / "run", SETTING, images=2)
     with Store(tmp_path / "run", create=False) as store:
         assert store.facts("run") == {
             "model": {
@@ -136,13 +136,13 @@ def test_facts_tell_what_the_rows_depend_on(model: CLIP, things: Dataset, tmp_pa
             "views": {"views": VIEWS, "size": 32, "scale": [0.08, 1.0], "ratio": [3 / 4, 4 / 3], "severity": 1.0},
             "prompt": {"templates": ["a photo of a {}."], "context": None},
         }
-        assert store.facts("data set") == {
+        assert store.facts("dataset") == {
             "things": {
                 "title": "Things",
                 "family": "other",
                 "augmix": False,
                 "fingerprint": things.fingerprint,
-                "pictures": 5,
+                "images": 5,
                 "classes": 5,
             }
         }
@@ -153,20 +153,20 @@ def test_facts_tell_what_the_rows_depend_on(model: CLIP, things: Dataset, tmp_pa
         assert store.facts("classes") == {"things": list(CLASSES)}
         assert store.facts("root") == {"things": str(tmp_path / "things")}
         (told,) = store.facts("invocation").values()
-        assert (told["pictures"], told["encoded"]) == (2, 2)
+        assert (told["images"], told["encoded"]) == (2, 2)
         assert {"command", "started", "seconds", "peak_memory", "usetta", "commit", "torch"} < set(told)
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return make_dataset(tmp_path_factory.mktemp("pictures"), 5, family="fine-grained")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return make_dataset(tmp_path_factory.mktemp("images"), 5, family="fine-grained")
 
 
 @pytest.fixture(scope="module")
-def expected(model: CLIP, pictures: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def expected(model: CLIP, images: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What a run says that does all at once, in batches of 2."""
     out = tmp_path_factory.mktemp("run")
-    evaluate(model, [pictures], FEW, out, SETTING, seeds=(0, 1), batch_size=2)
+    evaluate(model, [images], FEW, out, SETTING, seeds=(0, 1), batch_size=2)
     return content(out)
 
 
@@ -186,20 +186,20 @@ EXACT: dict[str, list[Step]] = {
 CLOSE: dict[str, list[Step]] = {
     "one by one": [{"batch_size": 1}],
     "all at once": [{"batch_size": 64}],
-    "another batch size to go on": [{"batch_size": 1, "seeds": [0], "pictures": 2}, {"batch_size": 3}],
-    "a part of the pictures first": [{"pictures": 2}, {"pictures": 3}, {"pictures": None}],
+    "another batch size to go on": [{"batch_size": 1, "seeds": [0], "images": 2}, {"batch_size": 3}],
+    "a part of the images first": [{"images": 2}, {"images": 3}, {"images": None}],
     "list in another order": [{"order": (4, 2, 0, 1, 3)}],
-    "list in another order to go on": [{"pictures": 3}, {"order": (4, 2, 0, 1, 3)}],
+    "list in another order to go on": [{"images": 3}, {"order": (4, 2, 0, 1, 3)}],
     "the weak view alone at first": [{"methods": ["clip"]}, {"methods": FEW}],
     "the weak view alone at last, from the cache": [{"methods": FEW[1:], "cache": "cache"}, {"cache": "cache"}],
 }
 """A matrix product of another shape rounds otherwise."""
 
 
-def take(steps: Sequence[Step], model: CLIP, pictures: Dataset, folder: Path) -> None:
+def take(steps: Sequence[Step], model: CLIP, images: Dataset, folder: Path) -> None:
     for step in steps:
         options = {"methods": FEW, "seeds": (0, 1), "batch_size": 2, "out": "run", "order": range(5), **step}
-        dataset, out = listed(pictures, options.pop("order")), folder / options.pop("out")
+        dataset, out = listed(images, options.pop("order")), folder / options.pop("out")
         if "cache" in options:
             options["cache"] = folder / options["cache"]
         evaluate(model, [dataset], options.pop("methods"), out, SETTING, **options)
@@ -207,24 +207,24 @@ def take(steps: Sequence[Step], model: CLIP, pictures: Dataset, folder: Path) ->
 
 @pytest.mark.parametrize("steps", EXACT.values(), ids=EXACT)
 def test_the_same_batches_give_the_very_same_store(
-    model: CLIP, pictures: Dataset, expected: Any, tmp_path: Path, steps: list[Step]
+    model: CLIP, images: Dataset, expected: Any, tmp_path: Path, steps: list[Step]
 ) -> None:
-    take(steps, model, pictures, tmp_path)
+    take(steps, model, images, tmp_path)
     found = content(tmp_path / "run")
     assert found == expected
 
 
 @pytest.mark.parametrize("steps", CLOSE.values(), ids=CLOSE)
 def test_other_batches_give_the_same_answers(
-    model: CLIP, pictures: Dataset, expected: Any, tmp_path: Path, steps: list[Step]
+    model: CLIP, images: Dataset, expected: Any, tmp_path: Path, steps: list[Step]
 ) -> None:
-    take(steps, model, pictures, tmp_path)
+    take(steps, model, images, tmp_path)
     assert_close(content(tmp_path / "run"), expected)
 
 
 @pytest.mark.slow
 def test_batch_size_changes_no_answer_of_any_method(model: CLIP, tmp_path: Path) -> None:
-    dataset = make_dataset(tmp_path / "pictures", 4)
+    dataset = make_dataset(tmp_path / "images", 4)
     for batch_size in (1, 3, 4):
         evaluate(model, [dataset], TWELVE, tmp_path / str(batch_size), SETTING, batch_size=batch_size)
     assert_close(content(tmp_path / "1"), content(tmp_path / "4"))
@@ -232,7 +232,7 @@ def test_batch_size_changes_no_answer_of_any_method(model: CLIP, tmp_path: Path)
 
 
 def test_data_sets_can_be_added_later_and_share_a_run_whatever_their_order(model: CLIP, tmp_path: Path) -> None:
-    """Three data sets, two of them with pictures of the same names, in one call and in three."""
+    """Three datasets, two of them with images of the same names, in one call and in three."""
     sets = [
         make_dataset(tmp_path / "a", 3, "a", "imagenet"),
         make_dataset(tmp_path / "b", 4, "b", "fine-grained"),
@@ -246,7 +246,7 @@ def test_data_sets_can_be_added_later_and_share_a_run_whatever_their_order(model
     assert content(tmp_path / "parts") == whole
     rates = {name: facts["lr"] for name, facts in whole.facts["recipe"].items() if name.startswith("tps")}
     assert rates == {"tps on imagenet": 5e-3, "tps on fine-grained": 1e-3, "tps on other": 1e-3}
-    assert {name: facts["augmix"] for name, facts in whole.facts["data set"].items()} == {
+    assert {name: facts["augmix"] for name, facts in whole.facts["dataset"].items()} == {
         "a": False,
         "b": True,
         "c": False,
@@ -257,14 +257,14 @@ def test_only_what_is_missing_is_computed(model: CLIP, things: Dataset, tmp_path
     def encoded(names: Sequence[str], **options: Any) -> tuple[int, int, int]:
         counting = Counting(model)
         done = evaluate(counting, [things], names, tmp_path / "run", SETTING, batch_size=2, **options)
-        assert done.encoded == done.pictures
+        assert done.encoded == done.images
         return counting.encoded, counting.hidden, done.rows
 
     assert encoded(["clip"]) == (5, 0, 5)
     assert encoded(["clip"]) == (0, 0, 0)
-    assert encoded(["clip", "se", "use"], pictures=2) == (2 * VIEWS, 0, 2 * 2)
+    assert encoded(["clip", "se", "use"], images=2) == (2 * VIEWS, 0, 2 * 2)
     assert encoded(["clip", "se", "use"]) == (3 * VIEWS, 0, 3 * 2)
-    assert encoded(["ttl"], pictures=1) == (0, VIEWS, 1)
+    assert encoded(["ttl"], images=1) == (0, VIEWS, 1)
     assert encoded(["clip", "se"], seeds=(0, 1)) == (5 * VIEWS, 0, 10)
     assert encoded(["use", "clip", "se"], seeds=(1, 0)) == (5 * VIEWS, 0, 5)
     with Store(tmp_path / "run", create=False) as store:
@@ -285,9 +285,9 @@ def test_with_the_cache_other_methods_encode_nothing(model: CLIP, things: Datase
     assert encoded(["ttl", "se"], "d") == (0, 5 * VIEWS, 5)
     assert encoded(["clip"], "e", seeds=[1]) == (5, 0, 5)
     assert encoded(["clip"], "f", seeds=[1]) == (0, 0, 0)
-    assert encoded(["se"], "g", seeds=[1], pictures=3) == (3 * VIEWS, 0, 3)
-    assert encoded(["se"], "j", seeds=[2], pictures=2) == (2 * VIEWS, 0, 2)
-    assert encoded(["clip"], "k", seeds=[2]) == (3, 0, 3)  # of some pictures there is more than the weak view
+    assert encoded(["se"], "g", seeds=[1], images=3) == (3 * VIEWS, 0, 3)
+    assert encoded(["se"], "j", seeds=[2], images=2) == (2 * VIEWS, 0, 2)
+    assert encoded(["clip"], "k", seeds=[2]) == (3, 0, 3)  # of some images there is more than the weak view
     judge = Counting(four_blocks(seed=1))
     assert encoded(["rlcf"], "h", reward=judge) == (0, 0, 5)
     assert judge.encoded == 5 * VIEWS
@@ -296,15 +296,15 @@ def test_with_the_cache_other_methods_encode_nothing(model: CLIP, things: Datase
     assert content(tmp_path / "h") == content(tmp_path / "i")
 
 
-def test_the_cache_knows_pictures_models_and_views_apart(model: CLIP, things: Dataset, tmp_path: Path) -> None:
-    def encoded(used: CLIP, out: str, setting: Setting = SETTING) -> int:
+def test_the_cache_knows_images_models_and_views_apart(model: CLIP, things: Dataset, tmp_path: Path) -> None:
+    def encoded(used: CLIP, out: str, setting: EvalSettings = SETTING) -> int:
         return evaluate(used, [things], ["se"], tmp_path / out, setting, cache=tmp_path / "cache").encoded
 
     assert encoded(model, "a") == 5
-    make_picture(99).save(things[3].path)
+    make_image(99).save(things[3].path)
     assert encoded(model, "b") == 1
     different = [
-        one.picture
+        one.image
         for one, other in zip(content(tmp_path / "a").rows, content(tmp_path / "b").rows, strict=True)
         if one != other
     ]
@@ -350,19 +350,19 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "precision": (lambda folder: {"model": four_blocks().to(torch.bfloat16)}, "precision was 'fp32' and is 'bf16"),
     "views": (lambda folder: {"setting": replace(SETTING, views=9)}, "another views: views was 12 and is 9"),
     "template": (
-        lambda folder: {"setting": replace(SETTING, templates=("a picture of the {}.",))},
-        r"another prompt: templates was \['a photo of a {}.'\] and is \['a picture of the {}.'\]",
+        lambda folder: {"setting": replace(SETTING, templates=("an image of the {}.",))},
+        r"another prompt: templates was \['a photo of a {}.'\] and is \['an image of the {}.'\]",
     ),
     "context": (_context, "another prompt: context was None and is '[0-9a-f]{64}'"),
     "reward": (lambda folder: {"reward": four_blocks(seed=2)}, "another reward: it was None and is {.*four-blocks"),
     "augmix": (
         lambda folder: {"setting": replace(SETTING, augmix=True)},
-        "another data set 'things': augmix was False and is True",
+        "another dataset 'things': augmix was False and is True",
     ),
-    "labels": (lambda folder: {"labels": (1, 1, 2, 3, 4)}, "another data set 'things': fingerprint was"),
-    "class names": (lambda folder: {"classes": ("dog", *CLASSES[1:])}, "another data set 'things': fingerprint was"),
+    "labels": (lambda folder: {"labels": (1, 1, 2, 3, 4)}, "another dataset 'things': fingerprint was"),
+    "class names": (lambda folder: {"classes": ("dog", *CLASSES[1:])}, "another dataset 'things': fingerprint was"),
     "classes": (lambda folder: {"classes": (*CLASSES, "dog")}, "classes was 5 and is 6"),
-    "pictures": (lambda folder: {"order": range(4)}, "pictures was 5 and is 4"),
+    "images": (lambda folder: {"order": range(4)}, "images was 5 and is 4"),
     "family": (lambda folder: {"family": "imagenet"}, "family was 'other' and is 'imagenet'"),
     "recipe": (_registered, "another recipe 'own on other': gamma was 0.2 and is 0.3"),
 }
@@ -373,7 +373,7 @@ def test_a_run_that_was_begun_with_something_else_is_refused_and_left_as_it_is(
     model: CLIP, things: Dataset, tmp_path: Path, registered: Recipe, change: Change, message: str
 ) -> None:
     out, names = tmp_path / "run", ["own", "rlcf"]
-    evaluate(model, [things], names, out, SETTING, pictures=2)
+    evaluate(model, [things], names, out, SETTING, images=2)
     before = _bytes(out)
     changed = change(tmp_path)
     described = {name: changed.pop(name) for name in ("labels", "classes", "family") if name in changed}
@@ -395,11 +395,11 @@ def _bytes(out: Path) -> list[str]:
 
 def test_a_judge_can_join_with_the_first_method_that_asks_it(model: CLIP, things: Dataset, tmp_path: Path) -> None:
     judge = four_blocks(seed=2)
-    evaluate(model, [things], ["se"], tmp_path, SETTING, pictures=1)
-    evaluate(model, [things], ["rlcf"], tmp_path, SETTING, pictures=1, reward=judge)
-    evaluate(model, [things], ["se"], tmp_path, SETTING, pictures=2)
+    evaluate(model, [things], ["se"], tmp_path, SETTING, images=1)
+    evaluate(model, [things], ["rlcf"], tmp_path, SETTING, images=1, reward=judge)
+    evaluate(model, [things], ["se"], tmp_path, SETTING, images=2)
     with pytest.raises(StoreError, match="another reward: it was {.*} and is None"):
-        evaluate(model, [things], ["rlcf"], tmp_path, SETTING, pictures=2)
+        evaluate(model, [things], ["rlcf"], tmp_path, SETTING, images=2)
 
 
 def test_a_learned_context_is_tuned_with_its_own_template(model: CLIP, things: Dataset, tmp_path: Path) -> None:
@@ -415,24 +415,24 @@ def test_a_learned_context_is_tuned_with_its_own_template(model: CLIP, things: D
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "no labels": ({"labels": None}, "the pictures of things have no labels, so nothing can be measured"),
+    "no labels": ({"labels": None}, "the images of things have no labels, so nothing can be measured"),
     "no methods": ({"methods": []}, "at least one method"),
     "no seeds": ({"seeds": []}, "at least one seed"),
-    "no data sets": ({"datasets": []}, "at least one data set"),
-    "no pictures": ({"pictures": 0}, "number of pictures must be at least 1"),
+    "no datasets": ({"datasets": []}, "at least one dataset"),
+    "no images": ({"images": 0}, "number of images must be at least 1"),
     "no threads": ({"threads": 0}, "threads"),
     "no batch": ({"batch_size": 0}, "batch_size"),
-    "no views": ({"setting": Setting(views=0), "methods": ["clip"]}, "views must be at least 1"),
-    "two of a name": ({"twins": True}, "two different data sets are called things; evaluate them in two runs"),
+    "no views": ({"setting": EvalSettings(views=0), "methods": ["clip"]}, "views must be at least 1"),
+    "two of a name": ({"twins": True}, "two different datasets are called things; evaluate them in two runs"),
     "unknown method": ({"methods": ["se", "ues"]}, "unknown method 'ues'; did you mean"),
-    "one view": ({"setting": Setting(views=1)}, "method 'se' compares views, so it needs at least 2, not 1"),
+    "one view": ({"setting": EvalSettings(views=1)}, "method 'se' compares views, so it needs at least 2, not 1"),
     "ttl on a resnet": ({"model": disturbed(TINY_RESNET), "methods": ["se", "ttl"]}, "which TTL needs"),
     "ensemble": (
-        {"setting": Setting(templates=("ensemble",)), "methods": ["se", "tpt"]},
+        {"setting": EvalSettings(templates=("ensemble",)), "methods": ["se", "tpt"]},
         "method 'tpt' tunes the prompt, but .* an ensemble of templates has no single context; give one template",
     ),
-    "template without a name": ({"setting": Setting(templates=("a photo.",))}, "{}"),
-    "absent context": ({"setting": Setting(context=Path("nowhere.pth"))}, "nowhere.pth does not exist"),
+    "template without a name": ({"setting": EvalSettings(templates=("a photo.",))}, "{}"),
+    "absent context": ({"setting": EvalSettings(context=Path("nowhere.pth"))}, "nowhere.pth does not exist"),
 }
 
 
@@ -446,7 +446,7 @@ def test_what_cannot_work_is_refused_before_anything_is_opened_or_written(
     message: str,
 ) -> None:
     def never(*_: Any, **__: Any) -> None:
-        raise AssertionError("a picture was opened")
+        raise AssertionError("an image was opened")
 
     monkeypatch.setattr(work, "open_image", never)
     monkeypatch.setattr(work, "file_digest", never)
@@ -463,20 +463,20 @@ def test_what_cannot_work_is_refused_before_anything_is_opened_or_written(
 
 
 def test_the_same_data_set_method_and_seed_count_once(model: CLIP, things: Dataset, tmp_path: Path) -> None:
-    done = evaluate(model, [things, things], ["mem", "tpt", "tpt:steps=1"], tmp_path, SETTING, seeds=(3, 3), pictures=2)
-    assert (done.pictures, done.rows) == (2, 2)
+    done = evaluate(model, [things, things], ["mem", "tpt", "tpt:steps=1"], tmp_path, SETTING, seeds=(3, 3), images=2)
+    assert (done.images, done.rows) == (2, 2)
     assert content(tmp_path).rows[0].method == "tpt"
 
 
 def test_another_data_set_of_the_same_name_and_content_is_the_same(model: CLIP, tmp_path: Path) -> None:
-    """A data set may be moved, and its list be written in another order."""
+    """A dataset may be moved, and its list be written in another order."""
     here, there = make_dataset(tmp_path / "here"), make_dataset(tmp_path / "there")
-    evaluate(model, [here], ["se"], tmp_path / "run", SETTING, pictures=2)
+    evaluate(model, [here], ["se"], tmp_path / "run", SETTING, images=2)
     done = evaluate(model, [listed(there, (4, 3, 2, 1, 0))], ["se"], tmp_path / "run", SETTING)
     assert done.rows == 3
     with Store(tmp_path / "run", create=False) as store:
         assert store.facts("root") == {"things": str(tmp_path / "there")}
-    with pytest.raises(DataError, match="two different data sets are called things"):
+    with pytest.raises(DataError, match="two different datasets are called things"):
         evaluate(model, [here, listed(here, (0, 1))], ["se"], tmp_path / "run", SETTING)
 
 
@@ -506,10 +506,10 @@ class Failing(Counting):
 
 
 def test_what_was_computed_before_an_error_stays_and_no_thread_is_left_behind(model: CLIP, tmp_path: Path) -> None:
-    dataset = make_dataset(tmp_path / "pictures", 30)
+    dataset = make_dataset(tmp_path / "images", 30)
     with pytest.raises(RuntimeError, match="the tower fell over") as caught:
         evaluate(Failing(model, 8 * VIEWS), [dataset], ["se"], tmp_path / "run", SETTING, batch_size=3)
-    assert [row.picture for row in content(tmp_path / "run").rows] == sorted(dataset.ids[:6])
+    assert [row.image for row in content(tmp_path / "run").rows] == sorted(dataset.ids[:6])
     assert not [each for each in threading.enumerate() if each.name.startswith("usetta-views")], caught.traceback
     done = evaluate(model, [dataset], ["se"], tmp_path / "run", SETTING, batch_size=3)
     assert done.rows == 24
@@ -518,7 +518,7 @@ def test_what_was_computed_before_an_error_stays_and_no_thread_is_left_behind(mo
 
 
 def test_an_interruption_leaves_no_thread_behind_and_what_was_written(model: CLIP, tmp_path: Path) -> None:
-    dataset = make_dataset(tmp_path / "pictures", 30)
+    dataset = make_dataset(tmp_path / "images", 30)
     dataset[4].path.write_bytes(b"")
 
     def interrupt(_: str) -> None:
@@ -527,7 +527,7 @@ def test_an_interruption_leaves_no_thread_behind_and_what_was_written(model: CLI
     with pytest.raises(KeyboardInterrupt) as caught:
         evaluate(model, [dataset], ["se"], tmp_path / "run", SETTING, batch_size=3, say=interrupt)
     assert not [each for each in threading.enumerate() if each.name.startswith("usetta-views")], caught.traceback
-    assert [row.picture for row in content(tmp_path / "run").rows] == sorted(dataset.ids[i] for i in (0, 1, 2, 3, 5))
+    assert [row.image for row in content(tmp_path / "run").rows] == sorted(dataset.ids[i] for i in (0, 1, 2, 3, 5))
 
 
 def test_what_is_done_is_told(model: CLIP, things: Dataset, tmp_path: Path) -> None:
@@ -558,16 +558,16 @@ def test_what_is_done_is_told(model: CLIP, things: Dataset, tmp_path: Path) -> N
     assert said == [empty, f"things, seed 0: {accuracy('things', 0, 'clip')}, {accuracy('things', 0, 'se')}"]
 
 
-def test_where_no_picture_can_be_read_there_are_no_answers(model: CLIP, things: Dataset, tmp_path: Path) -> None:
+def test_where_no_image_can_be_read_there_are_no_answers(model: CLIP, things: Dataset, tmp_path: Path) -> None:
     for each in things:
         each.path.write_bytes(b"")
     said: list[str] = []
     done = evaluate(model, [things], ["se"], tmp_path / "run", SETTING, say=said.append)
-    assert (done.pictures, done.encoded, done.rows, done.bad) == (5, 0, 0, 5)
+    assert (done.images, done.encoded, done.rows, done.bad) == (5, 0, 0, 5)
     assert said[-1] == "things, seed 0: no answers"
 
 
-def test_the_chosen_pictures_are_spread_and_those_of_half_as_many_are_among_them() -> None:
+def test_the_chosen_images_are_spread_and_those_of_half_as_many_are_among_them() -> None:
     assert list(runner._spread(10, None)) == list(range(10))
     assert list(runner._spread(10, 12)) == list(range(10))
     assert list(runner._spread(10, 3)) == [0, 3, 6]
@@ -580,7 +580,7 @@ def test_the_chosen_pictures_are_spread_and_those_of_half_as_many_are_among_them
 
 
 def test_prompts_go_with_the_last_task_of_their_data_set(model: CLIP, tmp_path: Path) -> None:
-    """Else the graphs of fifteen data sets would be held at once."""
+    """Else the graphs of fifteen datasets would be held at once."""
     alive: weakref.WeakSet[ClassPrompts] = weakref.WeakSet()
     counts: list[int] = []
 
@@ -601,23 +601,23 @@ def test_prompts_go_with_the_last_task_of_their_data_set(model: CLIP, tmp_path: 
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow_with_the_number_of_pictures(model: CLIP, tmp_path: Path) -> None:
-    """One picture under two thousand names, and a tower that is not looked at here."""
-    make_picture(0, (64, 64)).save(tmp_path / "picture.png")
-    root = tmp_path / "pictures"
+def test_memory_does_not_grow_with_the_number_of_images(model: CLIP, tmp_path: Path) -> None:
+    """One image under two thousand names, and a tower that is not looked at here."""
+    make_image(0, (64, 64)).save(tmp_path / "image.png")
+    root = tmp_path / "images"
     root.mkdir()
     for i in range(2000):
-        os.link(tmp_path / "picture.png", root / f"{i:04}.png")
+        os.link(tmp_path / "image.png", root / f"{i:04}.png")
 
     class Blind(Counting):
         def encode_images(self, pixels: Tensor) -> Tensor:
             return torch.nn.functional.one_hot(torch.arange(len(pixels)), 32).float()
 
-    def peak(pictures: int) -> int:
-        ids = tuple(f"{i:04}.png" for i in range(pictures))
-        dataset = Dataset("things", "Things", "other", CLASSES, ids, (0,) * pictures, root, "generated")
+    def peak(images: int) -> int:
+        ids = tuple(f"{i:04}.png" for i in range(images))
+        dataset = Dataset("things", "Things", "other", CLASSES, ids, (0,) * images, root, "generated")
         tracemalloc.start()
-        evaluate(Blind(model), [dataset], ["se"], tmp_path / str(pictures), Setting(views=4))
+        evaluate(Blind(model), [dataset], ["se"], tmp_path / str(images), EvalSettings(views=4))
         _, found = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         return found

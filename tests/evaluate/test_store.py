@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from usetta.evaluate.store import FILE, Bad, Row, Seen, Store, StoreError, View
+from usetta.evaluate.store import FILE, FailedImage, ResultRow, ShownViews, Store, StoreError, ViewRecord
 
-ROW = Row("pets", "a/b.jpg", 0, "use", 3, 4, 0.6, 0.3, 1, 0.45, 0.25, 0.4, 3, True, 0.1)
+ROW = ResultRow("pets", "a/b.jpg", 0, "use", 3, 4, 0.6, 0.3, 1, 0.45, 0.25, 0.4, 3, True, 0.1)
 
 
 def test_rows_come_back_as_they_were_in_the_order_of_their_keys(tmp_path: Path) -> None:
     rows = [
-        replace(ROW, picture="z.jpg", delta=None, skipped=None),
+        replace(ROW, image="z.jpg", delta=None, skipped=None),
         ROW,
         replace(ROW, seed=1, skipped=False),
-        replace(ROW, dataset="dtd", picture="ü'\"%.jpg"),
+        replace(ROW, dataset="dtd", image="ü'\"%.jpg"),
     ]
     with Store(tmp_path) as store:
         store.add(rows)
@@ -49,17 +49,17 @@ def test_a_batch_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
         assert list(store.rows()) == []
 
 
-def test_bad_pictures_are_remembered_with_their_reason(tmp_path: Path) -> None:
+def test_bad_images_are_remembered_with_their_reason(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
-        store.add([], bad=[Bad("pets", "b.jpg", "empty"), Bad("pets", "a.jpg", "truncated")])
-        store.add([], bad=[Bad("pets", "b.jpg", "empty file")])
+        store.add([], bad=[FailedImage("pets", "b.jpg", "empty"), FailedImage("pets", "a.jpg", "truncated")])
+        store.add([], bad=[FailedImage("pets", "b.jpg", "empty file")])
         assert store.bad() == [("pets", "a.jpg", "truncated"), ("pets", "b.jpg", "empty file")]
 
 
-def test_a_picture_that_was_seen_is_not_bad_any_more_and_its_views_come_back(tmp_path: Path) -> None:
-    seen = Seen("pets", "b.jpg", 0, (View(0, 3, 0.5), View(17, 4, 0.25)))
+def test_a_image_that_was_seen_is_not_bad_any_more_and_its_views_come_back(tmp_path: Path) -> None:
+    seen = ShownViews("pets", "b.jpg", 0, (ViewRecord(0, 3, 0.5), ViewRecord(17, 4, 0.25)))
     with Store(tmp_path) as store:
-        store.add([], bad=[Bad("pets", "b.jpg", "empty"), Bad("dtd", "b.jpg", "empty")])
+        store.add([], bad=[FailedImage("pets", "b.jpg", "empty"), FailedImage("dtd", "b.jpg", "empty")])
         store.add([], [seen])
         assert store.bad() == [("dtd", "b.jpg", "empty")]
         assert store.seen("pets", "b.jpg", 0) == seen
@@ -88,7 +88,7 @@ def test_what_rows_depend_on_cannot_change(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="another views 'count': it was 64 and is 32"):
             store.fix("views", "count", 32)
         assert store.facts("model") == {"ViT-B-16": {"weights": "abc", "scale": 100.0}}
-        assert store.facts("data set") == {}
+        assert store.facts("dataset") == {}
 
 
 def test_of_several_facts_all_are_written_or_none(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_killed_process_leaves_whole_batches(tmp_path: Path) -> None:
         "def batch(n):\n"
         "    for i in range(10):\n"
         "        if (n, i) == (7, 5): os.kill(os.getpid(), signal.SIGKILL)\n"
-        "        yield replace(row, seed=n, picture=str(i))\n"
+        "        yield replace(row, seed=n, image=str(i))\n"
         f"store = Store(Path({str(tmp_path)!r}))\n"
         "for n in range(100): store.add(batch(n))\n"
     )

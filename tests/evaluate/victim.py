@@ -22,7 +22,7 @@ from torch import Tensor
 
 from evaluate.runs import Counting, four_blocks, make_dataset
 from usetta.evaluate import features, store
-from usetta.evaluate.runner import Setting, evaluate
+from usetta.evaluate.runner import EvalSettings, evaluate
 
 METHODS = ("clip", "se", "use", "ttl")
 BLOWS: dict[str, tuple[Any, str, int]] = {
@@ -46,11 +46,11 @@ class Slow(Counting):
 class Runs:
     """Processes that all work on the same question."""
 
-    def __init__(self, folder: Path, pictures: int) -> None:
+    def __init__(self, folder: Path, images: int) -> None:
         self._folder = folder
         self._model = Slow(four_blocks())
-        self._dataset = make_dataset(folder / "pictures", pictures)
-        self._dataset[3].path.write_bytes(b"")  # a bad picture is tried again by every attempt
+        self._dataset = make_dataset(folder / "images", images)
+        self._dataset[3].path.write_bytes(b"")  # a bad image is tried again by every attempt
 
     def start(self, out: str, before: Callable[[], object] = lambda: None) -> int:
         """The number of a process that continues a run."""
@@ -61,7 +61,14 @@ class Runs:
             before()
             folder, cache = self._folder / out, self._folder / f"{out}-cache"
             evaluate(
-                self._model, [self._dataset], METHODS, folder, Setting(views=6), seeds=(0, 1), cache=cache, batch_size=2
+                self._model,
+                [self._dataset],
+                METHODS,
+                folder,
+                EvalSettings(views=6),
+                seeds=(0, 1),
+                cache=cache,
+                batch_size=2,
             )
         except BaseException as error:  # noqa: BLE001 - whatever it is, the parent's code must not run here
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -93,8 +100,8 @@ def wait_for_rows(out: Path, seconds: float = 30) -> None:
 
 
 def torn(out: Path) -> int:
-    """Pictures that some methods have answered and others have not, though they came together."""
-    query = "SELECT COUNT(*) FROM (SELECT 1 FROM results GROUP BY picture, seed HAVING COUNT(*) != ?)"
+    """Images that some methods have answered and others have not, though they came together."""
+    query = "SELECT COUNT(*) FROM (SELECT 1 FROM results GROUP BY image, seed HAVING COUNT(*) != ?)"
     with closing(sqlite3.connect(out / store.FILE)) as db:
         return int(db.execute(query, (len(METHODS),)).fetchone()[0])
 
@@ -105,7 +112,7 @@ def ended(child: int) -> bool:
 
 
 def strike(owner: Any, name: str, count: int) -> None:
-    """Let the process kill itself in place of a certain call of a function."""
+    """Let the process kill itself in place of a confident call of a function."""
     function, calls = getattr(owner, name), 0
 
     def last(*arguments: Any, **options: Any) -> Any:
@@ -120,7 +127,7 @@ def strike(owner: Any, name: str, count: int) -> None:
 
 def main(folder: Path, seed: int) -> dict[str, Any]:
     """Runs in `folder` that were left alone, struck, killed and shared, each ended; and how many kills hit."""
-    rng, runs, begin = random.Random(seed), Runs(folder, pictures=20), time.perf_counter()
+    rng, runs, begin = random.Random(seed), Runs(folder, images=20), time.perf_counter()
     found: dict[str, Any] = {"ended": {"whole": ended(runs.start("whole"))}}
     task = (time.perf_counter() - begin) / 20
 

@@ -39,19 +39,19 @@ def test_image_features_are_float32_of_unit_length(tiny: CLIP) -> None:
     torch.testing.assert_close(features.norm(dim=1), torch.ones(11))
 
 
-def test_bytes_and_floats_are_the_same_picture(tiny: CLIP) -> None:
+def test_bytes_and_floats_are_the_same_image(tiny: CLIP) -> None:
     pixels = pixels_for(tiny, 3)
     torch.testing.assert_close(tiny.encode_images(pixels), tiny.encode_images(pixels / 255), atol=1e-6, rtol=0)
 
 
 def test_images_do_not_depend_on_their_batch(tiny: CLIP) -> None:
     pixels = pixels_for(tiny, 10)
-    one_by_one = torch.cat([tiny.encode_images(picture[None]) for picture in pixels])
+    one_by_one = torch.cat([tiny.encode_images(image[None]) for image in pixels])
     torch.testing.assert_close(tiny.encode_images(pixels), one_by_one, atol=1e-6, rtol=0)
     assert torch.equal(tiny.encode_images(pixels), tiny.encode_images(pixels))
 
 
-def test_no_pictures_give_no_features(tiny_vit: CLIP) -> None:
+def test_no_images_give_no_features(tiny_vit: CLIP) -> None:
     assert tiny_vit.encode_images(pixels_for(tiny_vit, 0)).shape == (0, 24)
 
 

@@ -1,4 +1,4 @@
-"""The embedded model: how it is fetched and put together, and how good it is on real pictures."""
+"""The embedded model: how it is fetched and put together, and how good it is on real images."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from safetensors.torch import load_file, save_file
 
 from usetta import ModelError, load_model
-from usetta.images import open_image, picture_id
+from usetta.images import image_id, open_image
 from usetta.models import builtin, embedded
 from usetta.models.clip import CLIP
 from usetta.models.embedded import image, text
@@ -117,7 +117,7 @@ def test_its_image_features_are_clip_s(model: CLIP, shared: Path) -> None:
 
 
 @pytest.mark.slow
-def test_zero_shot_on_real_pictures(model: CLIP, shared: Path) -> None:
+def test_zero_shot_on_real_images(model: CLIP, shared: Path) -> None:
     """Two pets of each breed: a fraction of the whole, which docs/embedded.md reports."""
     folder = shared / "data" / "oxford_pets"
     items = json.loads((folder / "manifest.json").read_text())["items"]
@@ -130,5 +130,5 @@ def test_zero_shot_on_real_pictures(model: CLIP, shared: Path) -> None:
 
 
 def _weak_features(model: CLIP, path: Path) -> torch.Tensor:
-    picture = open_image(path)
-    return model.encode_images(make_views(picture, picture_id(picture), ViewRecipe(views=1)))
+    image = open_image(path)
+    return model.encode_images(make_views(image, image_id(image), ViewRecipe(views=1)))

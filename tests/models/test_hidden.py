@@ -8,7 +8,7 @@ from torch import Tensor
 
 from models.tiny import TINY_RESNET, TINY_VIT, disturbed
 from usetta.models.cached import CachedImages
-from usetta.models.clip import CLIP, Change, LowRank, VisionTransformer
+from usetta.models.clip import CLIP, LoraDelta, LowRank, VisionTransformer
 from usetta.models.config import ViTConfig
 from usetta.models.towers import TwoTowers
 
@@ -26,8 +26,8 @@ def test_the_two_parts_are_the_tower(layers: int) -> None:
     hidden = model.hidden_states(pixels)
     assert hidden.shape == (11, 17, 48)
     assert not hidden.requires_grad
-    assert len(model.tail()) == min(3, layers)
-    assert torch.equal(model.tail().encode(hidden), model.encode_images(pixels))  # to the last bit
+    assert len(model.last_blocks()) == min(3, layers)
+    assert torch.equal(model.last_blocks().encode(hidden), model.encode_images(pixels))  # to the last bit
 
 
 def test_the_last_block_without_its_other_tokens_is_exact() -> None:
@@ -37,7 +37,7 @@ def test_the_last_block_without_its_other_tokens_is_exact() -> None:
     whole = hidden
     for block in tower.blocks[-3:]:
         whole = block(whole)
-    features = model.tail()(hidden)
+    features = model.last_blocks()(hidden)
     assert features.dtype == torch.float64
     expected = tower.pool(whole)
     torch.testing.assert_close(features, expected / expected.norm(dim=1, keepdim=True), atol=1e-13, rtol=0)
@@ -52,31 +52,31 @@ def test_a_change_is_one_of_the_weights() -> None:
         down, up = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((48, 2), (2, 48)))
         return LowRank(0.1 * down, 0.1 * up)
 
-    changes = [Change(low_rank(), low_rank()) for _ in range(3)]
-    changed = model.tail()(hidden, changes)
-    assert (changed - model.tail()(hidden)).abs().max() > 1e-3
+    changes = [LoraDelta(low_rank(), low_rank()) for _ in range(3)]
+    changed = model.last_blocks()(hidden, changes)
+    assert (changed - model.last_blocks()(hidden)).abs().max() > 1e-3
     assert isinstance(model.image_tower, VisionTransformer)
     for block, change in zip(model.image_tower.blocks, changes, strict=True):
         weight = block.attention.qkv.weight  # type: ignore[union-attr]
         weight[:48] += (change.queries.down @ change.queries.up).T  # type: ignore[index, operator]
         weight[96:] += (change.values.down @ change.values.up).T  # type: ignore[index, operator]
-    torch.testing.assert_close(changed, model.tail()(hidden), atol=1e-12, rtol=0)
+    torch.testing.assert_close(changed, model.last_blocks()(hidden), atol=1e-12, rtol=0)
 
 
 def test_views_do_not_depend_on_how_they_are_split() -> None:
     model = disturbed(TINY_VIT)
     pixels = pixels_for(model, 10)
-    one_by_one = torch.cat([model.hidden_states(picture[None]) for picture in pixels])
+    one_by_one = torch.cat([model.hidden_states(image[None]) for image in pixels])
     torch.testing.assert_close(model.hidden_states(pixels), one_by_one, atol=1e-5, rtol=0)
     assert model.hidden_states(pixels[:0]).shape == (0, 17, 48)
-    assert model.tail().encode(model.hidden_states(pixels[:0])).shape == (0, 24)
+    assert model.last_blocks().encode(model.hidden_states(pixels[:0])).shape == (0, 24)
 
 
 def test_half_precision_gives_float32_features() -> None:
     model = disturbed(TINY_VIT).to(torch.bfloat16)
     hidden = model.hidden_states(pixels_for(model, 3))
     assert hidden.dtype == torch.bfloat16
-    assert model.tail().encode(hidden).dtype == torch.float32
+    assert model.last_blocks().encode(hidden).dtype == torch.float32
 
 
 def test_wrong_pixels_are_refused() -> None:
@@ -101,7 +101,7 @@ def other() -> Other:
 
 @pytest.mark.parametrize("model", [disturbed(TINY_RESNET), other()], ids=["resnet", "adapter"])
 def test_other_towers_say_that_they_have_no_such_blocks(model: TwoTowers) -> None:
-    for ask in (lambda: model.hidden_states(torch.zeros(1, 3, 8, 8)), model.tail):
+    for ask in (lambda: model.hidden_states(torch.zeros(1, 3, 8, 8)), model.last_blocks):
         with pytest.raises(
             ValueError, match=f"the image tower of {model.name} has no attention blocks that can be run"
         ):

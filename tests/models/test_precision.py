@@ -12,7 +12,7 @@ from models.tiny import TINY_RESNET, TINY_VIT, disturbed
 from usetta import Classifier
 from usetta.episode import encode, encode_together
 from usetta.models import ModelError, load_model
-from usetta.models.base import encode_pictures
+from usetta.models.base import encode_whole_images
 from usetta.models.clip import CLIP, VisionTransformer
 from usetta.models.config import CLIPConfig
 from usetta.models.int8 import Int8VisionTransformer, _Int8Linear, _round, _scale, rotation
@@ -145,13 +145,13 @@ def test_int8_is_for_crops_only() -> None:
     assert sum(each.dtype == torch.int8 for each in model.state_dict().values()) == 4 * len(model.image_tower.blocks)
     rough = model.encode_images(pixels)
     assert not torch.allclose(rough, exact, atol=1e-4, rtol=0)
-    torch.testing.assert_close(encode_pictures(model, pixels), exact)
+    torch.testing.assert_close(encode_whole_images(model, pixels), exact)
     torch.testing.assert_close(encode(model, pixels), torch.cat([exact[:1], rough[1:]]), atol=2e-3, rtol=0)
     together = encode_together(model, [pixels[:3], pixels[3:]])
     torch.testing.assert_close(torch.stack([each[0] for each in together]), exact[[0, 3]])
 
 
-def test_later_stages_of_adaptive_views_hold_no_picture() -> None:
+def test_later_stages_of_adaptive_views_hold_no_image() -> None:
     model = disturbed(TINY_VIT)
     prepare(model, "int8")
     pixels = pixels_for(model)

@@ -41,8 +41,8 @@ class Outer(nn.Module):
 
 def archive(path: Path, activation: str = "quick_gelu", *, traced: bool = True) -> Outer:
     model = Outer(activation).eval()
-    picture = torch.randn(1, 3, 8, 8)
-    scripted = torch.jit.trace(model, picture) if traced else torch.jit.script(model)
+    image = torch.randn(1, 3, 8, 8)
+    scripted = torch.jit.trace(model, image) if traced else torch.jit.script(model)
     torch.jit.save(scripted, path)
     return model
 

@@ -1,7 +1,7 @@
-"""Prompt tuning by the book: one picture, every position of the text tower, autograd through all, PyTorch's AdamW.
+"""Prompt tuning by the book: one image, every position of the text tower, autograd through all, PyTorch's AdamW.
 
 Written from the papers' equations. Nothing is shared with `usetta` but the tower itself, nothing is kept from one
-picture or step to the next, and no formula is guarded against small numbers: in float64 none of them needs it.
+image or step to the next, and no formula is guarded against small numbers: in float64 none of them needs it.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class How:
     loss: str = "none"
     """`none` tunes nothing; `rce` (USE), `mem` (TPT), `rce to the mean` (TPT with RCE), `pointwise` (R-TPT)."""
     confident: bool = False
-    """Whether the loss looks at the most certain of all views, chosen once, and not at S, chosen at every step."""
+    """Whether the loss looks at the most confident of all views, chosen once, and not at S, chosen at every step."""
     spread: float = 0.0
     """C-TPT's λ."""
     steps: int = 1
@@ -40,10 +40,10 @@ class How:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the views of a picture look like."""
+    """What the views of an image look like."""
 
     chosen: list[int]
-    """The most certain strong views; with the weak view they are S."""
+    """The most confident strong views; with the weak view they are S."""
     delta: float
     beta: float
 
@@ -84,7 +84,7 @@ class Prompts:
 
 
 def adapt(how: How, features: Tensor, prompts: Prompts, scale: float) -> Outcome:
-    """The answer for one picture with view features (N, D), the weak view first."""
+    """The answer for one image with view features (N, D), the weak view first."""
     context = torch.nn.Parameter(prompts.words().clone())
     optimizer = torch.optim.AdamW([context], lr=how.lr, weight_decay=how.weight_decay)
     seen, confident, skipped = None, None, False

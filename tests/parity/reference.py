@@ -29,8 +29,8 @@ def openai_module(stem: str) -> ModuleType:
 def randomize(model: nn.Module, seed: int = 0) -> nn.Module:
     """Draw everything that initialisation leaves at 0 or 1, so that a forgotten or swapped tensor shows.
 
-    Convolutions are drawn anew as well: at their usual size the biases drown the picture after fifty layers, all
-    pictures get the same features, and parity would prove nothing.
+    Convolutions are drawn anew as well: at their usual size the biases drown the image after fifty layers, all
+    images get the same features, and parity would prove nothing.
     """
     generator = torch.Generator().manual_seed(seed)
     for name, tensor in model.state_dict().items():

@@ -58,7 +58,7 @@ def _character(rng: random.Random) -> str:
 
 
 def shared_names() -> list[str]:
-    """Class names of the data sets that cannot be published, where they are at hand."""
+    """Class names of the datasets that cannot be published, where they are at hand."""
     if not SHARED.is_dir():
         return []
     lists = json.loads((SHARED / "align/names.json").read_text())

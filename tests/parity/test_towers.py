@@ -25,7 +25,7 @@ from usetta.models.tokenizer import default_tokenizer
 TEXTS = ["a photo of a cat.", "Boeing 747-400, seen from below", "", "a centered satellite photo of annual crop land"]
 
 
-def pictures(size: int, n: int = 2) -> Tensor:
+def make_pixels(size: int, n: int = 2) -> Tensor:
     generator = torch.Generator().manual_seed(7)
     coarse = torch.rand(n, 3, 9, 9, generator=generator)
     return nn.functional.interpolate(coarse, size=(size, size), mode="bicubic").clamp(0, 1).mul(255).to(torch.uint8)
@@ -63,7 +63,7 @@ def test_features_equal_openai(name: str, tmp_path: Path) -> None:
     model = load_model(name, weights=tmp_path / "weights.safetensors", activation="quick_gelu")
     assert isinstance(model, CLIP)
 
-    pixels = pictures(224)
+    pixels = make_pixels(224)
     ids = model.text.tokenize(TEXTS)
     with torch.no_grad():
         images = normalize(reference.encode_image(normalised(pixels)), dim=-1)
@@ -90,7 +90,7 @@ def test_archives_as_openai_published_them(
     config = CLIPConfig(64, vision, TextConfig(width=64, layers=2, heads=1))
     monkeypatch.setitem(ARCHITECTURES, "Tiny", config)
     reference = openai_model(config)
-    pixels, ids = pictures(64), default_tokenizer().tokenize(TEXTS)
+    pixels, ids = make_pixels(64), default_tokenizer().tokenize(TEXTS)
     openai_module("model").convert_weights(reference)
     example = (normalised(pixels), ids)
     torch.jit.save(torch.jit.trace(reference, example, check_trace=False), tmp_path / "Tiny.pt")
@@ -144,7 +144,7 @@ def test_features_equal_transformers(name: str, activation: str, layers: int, tm
     )
     model = load_model(str(tmp_path))
 
-    pixels = pictures(224)
+    pixels = make_pixels(224)
     ids = model.text.tokenize(TEXTS)
     with torch.no_grad():
         both = reference(input_ids=ids, pixel_values=normalised(pixels))

@@ -3,7 +3,7 @@
 The reference always runs in float64. In float64 the comparison needs no care: rounding moves a gradient by 1e-14, far
 below AdamW's ε = 1e-8, so that even a coordinate at zero steps the same way. In float32 rounding is above ε, and the
 first step g / (|g| + ε) of a coordinate near zero may have either sign. There, what comes after the first gradient is
-compared for the pictures that have no such coordinate, which must be most of them. Ties in the decisions (entropies,
+compared for the images that have no such coordinate, which must be most of them. Ties in the decisions (entropies,
 classes) are not to be feared: features are drawn at random, and a gap of 1e-5 among a few dozen numbers is rare.
 """
 
@@ -21,9 +21,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from models.tiny import TINY_RESNET, TINY_TEXT, TINY_VIT, disturbed
 from test_prompts import WORDS, Bidirectional, Tower, names_of
 from usetta import methods
+from usetta.methods.recipe import Result, run
 from usetta.models.clip import CLIP
 from usetta.prompts import ClassPrompts
-from usetta.recipe import Result, run
 
 NAMES = names_of(10)[:9]
 USE = {"loss": "rce", "skip": True, "stats": "pre"}
@@ -41,7 +41,7 @@ CENTRAL = {
 }
 METHODS = {
     **CENTRAL,
-    # Read-outs of the untuned model, and how β comes about.
+    # Readouts of the untuned model, and how β comes about.
     "clip": How(answer="weak"),
     "strong": How(answer="strong"),
     "average": How(answer="average"),
@@ -95,7 +95,7 @@ METHODS = {
 
 
 class Setting:
-    """A text tower in both precisions, class names, and features (B, N, D) of the views of pictures, in float64."""
+    """A text tower in both precisions, class names, and features (B, N, D) of the views of images, in float64."""
 
     def __init__(self, tower: Tower, names: list[str], features: Tensor, scale: float, start: int = 1) -> None:
         self.features, self.scale = features, scale
@@ -104,28 +104,28 @@ class Setting:
         self._naive = Prompts(exact, names, start)
 
     def truth(self, how: How) -> list[Outcome]:
-        """By the book, picture by picture."""
+        """By the book, image by image."""
         return [adapt(how, views, self._naive, self.scale) for views in self.features]
 
 
-def of_pixels(model: CLIP, pictures: int, views: int, seed: int) -> Tensor:
+def of_pixels(model: CLIP, images: int, views: int, seed: int) -> Tensor:
     """Features of views that share half of their pixels, encoded by the image tower.
 
-    All pictures look much alike to random weights; what they have in common is taken off, so that views disagree.
+    All images look much alike to random weights; what they have in common is taken off, so that views disagree.
     """
     generator = torch.Generator().manual_seed(seed)
-    own = torch.rand(pictures, 1, 3, 4, 4, generator=generator)
-    coarse = ((own + torch.rand(pictures, views, 3, 4, 4, generator=generator)) / 2).flatten(0, 1)
+    own = torch.rand(images, 1, 3, 4, 4, generator=generator)
+    coarse = ((own + torch.rand(images, views, 3, 4, 4, generator=generator)) / 2).flatten(0, 1)
     pixels = interpolate(coarse, size=model.image_size, mode="bicubic").clamp(0, 1)
     features = model.encode_images(pixels).double()
-    return normalize(features - features.mean(0), dim=-1).view(pictures, views, -1)
+    return normalize(features - features.mean(0), dim=-1).view(images, views, -1)
 
 
-def at_random(dim: int, pictures: int, views: int, seed: int) -> Tensor:
-    """Random directions, near one another within a picture."""
+def at_random(dim: int, images: int, views: int, seed: int) -> Tensor:
+    """Random directions, near one another within an image."""
     generator = torch.Generator().manual_seed(seed)
-    centre = torch.randn(pictures, 1, dim, generator=generator, dtype=torch.float64)
-    return normalize(centre + 0.8 * torch.randn(pictures, views, dim, generator=generator, dtype=torch.float64), dim=-1)
+    centre = torch.randn(images, 1, dim, generator=generator, dtype=torch.float64)
+    return normalize(centre + 0.8 * torch.randn(images, views, dim, generator=generator, dtype=torch.float64), dim=-1)
 
 
 def lively(start_token: bool) -> Bidirectional:
@@ -138,7 +138,7 @@ def lively(start_token: bool) -> Bidirectional:
 
 @cache
 def setting(kind: str) -> Setting:
-    """Three pictures that stop at different steps, and whose gradients are not what is left of larger terms."""
+    """Three images that stop at different steps, and whose gradients are not what is left of larger terms."""
     seed = {"ViT": 9, "RN50": 12, "bidirectional": 12, "bidirectional with a start token": 0}[kind]
     if kind in ("ViT", "RN50"):
         model = disturbed(TINY_VIT if kind == "ViT" else TINY_RESNET)
@@ -150,7 +150,7 @@ def setting(kind: str) -> Setting:
 def watched(
     method: str, features: Tensor, prompts: ClassPrompts, scale: float
 ) -> tuple[Result, list[list[Tensor]], list[list[Tensor]]]:
-    """The engine's result, and for every picture the gradients that its AdamW took and the contexts that came out."""
+    """The engine's result, and for every image the gradients that its AdamW took and the contexts that came out."""
     gradients: list[list[Tensor]] = [[] for _ in features]
     contexts: list[list[Tensor]] = [[] for _ in features]
     moving: list[int] = []
@@ -216,8 +216,8 @@ def test_other_towers(tower: str, method: str) -> None:
     assert_by_the_book(method, setting(tower))
 
 
-def test_the_pictures_stop_at_different_steps() -> None:
-    """Or the other tests would not prove that each picture of a batch stops when its own views agree."""
+def test_the_images_stop_at_different_steps() -> None:
+    """Or the other tests would not prove that each image of a batch stops when its own views agree."""
     for kind, steps in {"ViT": [0, 2, 4], "RN50": [0, 1, 4], "bidirectional": [3, 1, 2]}.items():
         assert [len(outcome.gradients) for outcome in setting(kind).truth(METHODS["use:steps=4"])] == steps
 

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from usetta.data.benchmark import find_benchmark
-from usetta.evaluate.store import Row, Store
+from usetta.evaluate.store import ResultRow, Store
 
 CLASSES = ["red fox", 'naïve, "quoted" cat', "owl"]
 
 
-def answers(dataset: str, method: str, right: str, *, seed: int = 0, first: int = 0, **changed: Any) -> list[Row]:
-    """One row per character of `right`, `1` for a right answer, of the pictures with the numbers from `first` on.
+def answers(dataset: str, method: str, right: str, *, seed: int = 0, first: int = 0, **changed: Any) -> list[ResultRow]:
+    """One row per character of `right`, `1` for a right answer, of the images with the numbers from `first` on.
 
     The probabilities are 0.8 for the answer and 0.2 for another class, which is the true one if the answer is wrong.
     """
@@ -21,7 +21,7 @@ def answers(dataset: str, method: str, right: str, *, seed: int = 0, first: int 
         hit = sign == "1"
         values: dict[str, Any] = {
             "dataset": dataset,
-            "picture": f"{number:04}.jpg",
+            "image": f"{number:04}.jpg",
             "seed": seed,
             "method": method,
             "label": 0,
@@ -36,13 +36,13 @@ def answers(dataset: str, method: str, right: str, *, seed: int = 0, first: int 
             "skipped": number % 2 == 0 if tuned else None,
             "seconds": 0.25,
         }
-        rows.append(Row(**values | changed))
+        rows.append(ResultRow(**values | changed))
     return rows
 
 
 def make_run(
     folder: Path,
-    rows: Iterable[Row],
+    rows: Iterable[ResultRow],
     *,
     model: str = "ViT-B-16",
     views: int = 64,
@@ -50,7 +50,7 @@ def make_run(
     context: str | None = None,
     sets: dict[str, dict[str, Any]] | None = None,
 ) -> Store:
-    """A run with these rows and the facts that the runner writes; `sets` has other facts of data sets."""
+    """A run with these rows and the facts that the runner writes; `sets` has other facts of datasets."""
     store = Store(folder)
     rows = list(rows)
     store.add(rows)
@@ -61,10 +61,10 @@ def make_run(
             "family": known.family if known else "other",
             "augmix": bool(known and known.family == "fine-grained"),
             "fingerprint": "0",
-            "pictures": known.pictures if known else len({row.picture for row in rows if row.dataset == name}),
+            "images": known.images if known else len({row.image for row in rows if row.dataset == name}),
             "classes": known.classes if known else len(CLASSES),
         }
-        store.fix("data set", name, facts | (sets or {}).get(name, {}))
+        store.fix("dataset", name, facts | (sets or {}).get(name, {}))
         store.note("classes", name, CLASSES)
     shape = {"size": 224, "scale": [0.08, 1.0], "ratio": [0.75, 4 / 3], "severity": 1.0}
     store.fix("run", "model", {"name": model, "fingerprint": "0", "precision": "fp32", "logit_scale": 100.0})

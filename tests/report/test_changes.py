@@ -1,26 +1,26 @@
-"""Which pictures changed, how many, and in which order they are shown."""
+"""Which images changed, how many, and in which order they are shown."""
 
 from pathlib import Path
 
 import pytest
 
-from usetta.evaluate.store import Row, Store
-from usetta.report.changes import Answer, Changes, find_changes
+from usetta.evaluate.store import ResultRow, Store
+from usetta.report.changes import Changes, MethodAnswer, find_changes
 
 
-def row(picture: str, method: str, prediction: int, true: float, *, seed: int = 0, dataset: str = "pets") -> Row:
+def row(image: str, method: str, prediction: int, true: float, *, seed: int = 0, dataset: str = "pets") -> ResultRow:
     """An answer; the true class is 1."""
-    return Row(dataset, picture, seed, method, 1, prediction, 0.9, true, 0, 0.5, None, 1.0, None, None, 0.1)
+    return ResultRow(dataset, image, seed, method, 1, prediction, 0.9, true, 0, 0.5, None, 1.0, None, None, 0.1)
 
 
-def changes(folder: Path, rows: list[Row], most: int = 9) -> Changes:
+def changes(folder: Path, rows: list[ResultRow], most: int = 9) -> Changes:
     with Store(folder) as store:
         store.add(rows)
         return find_changes(store, "clip", "use", most)
 
 
-def pair(picture: str, before: tuple[int, float], after: tuple[int, float], **where: object) -> list[Row]:
-    return [row(picture, "clip", *before, **where), row(picture, "use", *after, **where)]  # type: ignore[arg-type]
+def pair(image: str, before: tuple[int, float], after: tuple[int, float], **where: object) -> list[ResultRow]:
+    return [row(image, "clip", *before, **where), row(image, "use", *after, **where)]  # type: ignore[arg-type]
 
 
 def test_the_most_changed_come_first_and_all_are_counted(tmp_path: Path) -> None:
@@ -40,16 +40,16 @@ def test_the_most_changed_come_first_and_all_are_counted(tmp_path: Path) -> None
     )
     assert (found.against, found.method, found.compared) == ("clip", "use", 6)
     assert (found.to_right.answers, found.to_wrong.answers) == (3, 1)
-    assert [each.picture for each in found.to_right.most] == ["much", "little"]
+    assert [each.image for each in found.to_right.most] == ["much", "little"]
     (lost,) = found.to_wrong.most
-    assert (lost.dataset, lost.picture, lost.seed, lost.label) == ("dtd", "lost", 0, 1)
-    assert (lost.before, lost.after) == (Answer(1, 0.9, 0.9), Answer(0, 0.9, 0.1))
+    assert (lost.dataset, lost.image, lost.seed, lost.label) == ("dtd", "lost", 0, 1)
+    assert (lost.before, lost.after) == (MethodAnswer(1, 0.9, 0.9), MethodAnswer(0, 0.9, 0.1))
     assert lost.was_right
     assert not lost.is_right
     assert lost.size == pytest.approx(0.8)
 
 
-def test_a_picture_is_listed_once_under_the_seed_that_changed_it_the_most(tmp_path: Path) -> None:
+def test_a_image_is_listed_once_under_the_seed_that_changed_it_the_most(tmp_path: Path) -> None:
     found = changes(
         tmp_path,
         [
@@ -61,8 +61,8 @@ def test_a_picture_is_listed_once_under_the_seed_that_changed_it_the_most(tmp_pa
         ],
     )
     assert (found.compared, found.to_right.answers, found.to_wrong.answers) == (5, 4, 1)
-    assert [(each.picture, each.seed) for each in found.to_right.most] == [("a", 1), ("b", 0)]
-    assert [(each.picture, each.seed) for each in found.to_wrong.most] == [("a", 3)]
+    assert [(each.image, each.seed) for each in found.to_right.most] == [("a", 1), ("b", 0)]
+    assert [(each.image, each.seed) for each in found.to_wrong.most] == [("a", 3)]
 
 
 def test_seeds_that_one_method_lacks_are_not_compared(tmp_path: Path) -> None:
@@ -72,4 +72,4 @@ def test_seeds_that_one_method_lacks_are_not_compared(tmp_path: Path) -> None:
 
 def test_equal_changes_are_in_the_order_of_their_names(tmp_path: Path) -> None:
     rows = [each for name in "cab" for each in pair(name, (2, 0.25), (1, 0.75))]
-    assert [each.picture for each in changes(tmp_path, rows).to_right.most] == ["a", "b", "c"]
+    assert [each.image for each in changes(tmp_path, rows).to_right.most] == ["a", "b", "c"]

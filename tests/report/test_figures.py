@@ -18,16 +18,16 @@ from PIL import Image
 
 from usetta import methods
 from usetta.evaluate.metrics import ece
-from usetta.recipe import Recipe
+from usetta.methods.recipe import Recipe
 from usetta.report import explain, figures, paper, style
-from usetta.report.figures import Picture, View
+from usetta.report.figures import FigureImage, FigureView
 
 NAN = math.nan
 LONG = "a name of the kind that goes on and on, with $5 and $6 in it and an under_score, number {}"
 
 
 def accuracy(*names: str) -> dict[str, dict[str, float]]:
-    """The paper's numbers of these methods on all fifteen data sets."""
+    """The paper's numbers of these methods on all fifteen datasets."""
     found: dict[str, dict[str, float]] = {}
     for table in ("table-1", "table-2"):
         for row in paper.table(table).rows:
@@ -43,9 +43,11 @@ def answers(n: int = 200) -> tuple[np.ndarray, np.ndarray]:
     return confidence, random.random(n) < confidence**1.5
 
 
-def picture(label: str = "cat", *labels: str) -> Picture:
+def figure_image(label: str = "cat", *labels: str) -> FigureImage:
     image = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
-    return Picture(label, [View(image, each, 0.25 * (i + 1)) for i, each in enumerate(labels or ("cat", "dog"))])
+    return FigureImage(
+        label, [FigureView(image, each, 0.25 * (i + 1)) for i, each in enumerate(labels or ("cat", "dog"))]
+    )
 
 
 BETAS = {
@@ -70,7 +72,7 @@ EXAMPLES: dict[str, Callable[[], Figure]] = {
     "cost": lambda: figures.cost(
         {"clip": 0.017, "se": 0.059, "use": 0.144}, {"clip": 63.67, "se": 65.02, "use": 65.35}
     ),
-    "views": lambda: figures.view_grid([picture(), picture("dog", "dog", "cat", "hen", "dog")]),
+    "views": lambda: figures.view_grid([figure_image(), figure_image("dog", "dog", "cat", "hen", "dog")]),
 }
 LONG_NAMES: dict[str, Callable[[], Figure]] = {
     "gains": lambda: figures.gains(long({"": dict.fromkeys("abcdef", 50.0), "b": {"a": 51.0}}), LONG.format("")),
@@ -80,7 +82,7 @@ LONG_NAMES: dict[str, Callable[[], Figure]] = {
     "skips": lambda: figures.skips(*[long({"a": 60.0, "b": 70.0})] * 3, named=(LONG.format(1), LONG.format(2))),
     "reliability": lambda: figures.reliability(*(long({"a": each, "b": each}) for each in answers())),
     "cost": lambda: figures.cost(*[long(dict.fromkeys("abcdefgh", 1.0))] * 2),
-    "views": lambda: figures.view_grid([picture(LONG, LONG, "x" * 300, *"abcdefg"), picture("y" * 300)]),
+    "views": lambda: figures.view_grid([figure_image(LONG, LONG, "x" * 300, *"abcdefg"), figure_image("y" * 300)]),
 }  # fmt: skip
 
 
@@ -192,18 +194,18 @@ EMPTY: list[tuple[Callable[[], Figure], str]] = [
     (lambda: figures.gains({}), "no accuracies"),
     (lambda: figures.gains({"use": {"pets": 1.0}}), "no accuracies of the baseline 'clip', only of use"),
     (lambda: figures.gains({"clip": {"pets": 1.0}}), "nothing to compare with the baseline 'clip'"),
-    (lambda: figures.gains({"clip": {}, "use": {}}), "no data sets"),
+    (lambda: figures.gains({"clip": {}, "use": {}}), "no datasets"),
     (lambda: figures.beta_strategies({}), "no strategies"),
-    (lambda: figures.beta_strategies({"adaptive": {}}), "no data sets"),
+    (lambda: figures.beta_strategies({"adaptive": {}}), "no datasets"),
     (lambda: figures.gamma_sweep({}), "no values of γ"),
-    (lambda: figures.steps({}), "no data sets"),
+    (lambda: figures.steps({}), "no datasets"),
     (lambda: figures.steps({"dtd": {}}), "no methods"),
     (lambda: figures.steps({"dtd": {"use": {}}}), "no numbers of steps"),
-    (lambda: figures.skips({}, {}, {}), "no data sets"),
+    (lambda: figures.skips({}, {}, {}), "no datasets"),
     (lambda: figures.reliability({}, {}), "no methods"),
-    (lambda: figures.cost({"se": 1.0}, {"use": 1.0}), "no method with both seconds per picture and an accuracy"),
-    (lambda: figures.view_grid([]), "no pictures"),
-    (lambda: figures.view_grid([picture(), Picture("hen", [])]), r"picture 2 \(hen\) has no views"),
+    (lambda: figures.cost({"se": 1.0}, {"use": 1.0}), "no method with both seconds per image and an accuracy"),
+    (lambda: figures.view_grid([]), "no images"),
+    (lambda: figures.view_grid([figure_image(), FigureImage("hen", [])]), r"image 2 \(hen\) has no views"),
 ]
 
 
@@ -302,7 +304,7 @@ def test_skips_show_shares_as_bars_and_both_accuracies() -> None:
     assert written.count("–") == 2
 
 
-def test_reliability_adds_up_to_the_ece_and_counts_every_picture() -> None:
+def test_reliability_adds_up_to_the_ece_and_counts_every_image() -> None:
     confidence = np.array([0.05, 0.55, 0.58, 0.95, 1.0, NAN])
     right = np.array([0, 1, 0, 1, 1, 1])
     figure = figures.reliability({"use": confidence}, {"use": right}, bins=10)
@@ -319,12 +321,10 @@ def test_reliability_adds_up_to_the_ece_and_counts_every_picture() -> None:
     assert ([0, 100], [0, 100]) in [(list(line.get_xdata()), list(line.get_ydata())) for line in above.lines]
 
 
-def test_reliability_of_a_method_without_pictures_is_an_empty_panel() -> None:
+def test_reliability_of_a_method_without_images_is_an_empty_panel() -> None:
     figure = figures.reliability({"use": [0.5], "tpt": []}, {"use": [True], "se": [True]})
-    assert texts(figure).count("no pictures") == 2
-    with pytest.raises(
-        ValueError, match=r"use: confidence \(2,\) and right \(1,\) must have one value for each picture"
-    ):
+    assert texts(figure).count("no images") == 2
+    with pytest.raises(ValueError, match=r"use: confidence \(2,\) and right \(1,\) must have one value for each image"):
         figures.reliability({"use": [0.5, 0.6]}, {"use": [True]})
     with pytest.raises(ValueError, match="at least one bin"):
         figures.reliability({"use": [0.5]}, {"use": [True]}, bins=0)
@@ -378,7 +378,10 @@ def test_cost_draws_methods_with_both_numbers_and_chooses_the_axis() -> None:
 
 def test_views_are_framed_by_whether_they_are_right_and_say_so() -> None:
     figure = figures.view_grid(
-        [picture("cat", "cat", "dog", "cat"), Picture("dog", [View(np.zeros((4, 8, 3), np.uint8), "hen", NAN)])]
+        [
+            figure_image("cat", "cat", "dog", "cat"),
+            FigureImage("dog", [FigureView(np.zeros((4, 8, 3), np.uint8), "hen", NAN)]),
+        ]
     )
     grid = np.array(figure.axes).reshape(2, 3)
     assert [axes.get_xlabel() for axes in grid[0]] == [
@@ -392,7 +395,7 @@ def test_views_are_framed_by_whether_they_are_right_and_say_so() -> None:
     assert [axes.axison for axes in grid[1]] == [True, False, False]
     assert [axes.get_title() for axes in grid[0]] == ["weak view", "strong view 1", "strong view 2"]
     assert [axes.get_ylabel() for axes in grid[:, 0]] == ["true: cat", "true: dog"]
-    assert np.array_equal(grid[0, 0].images[0].get_array(), picture().views[0].image)
+    assert np.array_equal(grid[0, 0].images[0].get_array(), figure_image().views[0].image)
 
 
 @pytest.mark.parametrize(
@@ -440,7 +443,7 @@ def test_a_method_without_a_look_of_its_own_gets_one_by_its_name() -> None:
 
 def test_names_are_cut_in_the_middle_and_cleaned() -> None:
     assert style.fit("short", 100) == "short"
-    cut = style.fit("the data set, version 1", 60)
+    cut = style.fit("the dataset, version 1", 60)
     assert cut == "the d…ion 1"
     assert style.text_width(cut) <= 60
     assert style.fit("a\nb\t c\x00\ud800", 100) == "a b c\ufffd\ufffd"

@@ -1,4 +1,4 @@
-"""Tables and pictures as parts of a page."""
+"""Tables and images as parts of a page."""
 
 import base64
 import io
@@ -7,23 +7,23 @@ import math
 import pytest
 from PIL import Image
 
-from conftest import make_picture
+from conftest import make_image
 from report.pages import Page
 from usetta.report.html import fragment, in_plain_words, thumbnail
-from usetta.report.tables import Cell, Column, Row, Table
+from usetta.report.tables import Cell, Column, Table, TableRow
 
 
 def results() -> Table:
     """Two sections, a standard deviation, paper's numbers, missing cells and notes."""
     return Table(
         "Accuracy, %",
-        (Column("pets", "Pets", notes=("16 of 370 pictures",)), Column("seconds", digits=3, best="low")),
+        (Column("pets", "Pets", notes=("16 of 370 images",)), Column("seconds", digits=3, best="low")),
         (
-            Row("clip", {"pets": Cell(66.7, paper=66.72), "seconds": Cell(0.017)}, "without tuning"),
-            Row("se", {"pets": Cell(69.314, 0.06, notes=("one seed",))}, "without tuning"),
-            Row("use", {"pets": Cell(math.nan)}, "with tuning", notes=("slow",)),
+            TableRow("clip", {"pets": Cell(66.7, paper=66.72), "seconds": Cell(0.017)}, "without tuning"),
+            TableRow("se", {"pets": Cell(69.314, 0.06, notes=("one seed",))}, "without tuning"),
+            TableRow("use", {"pets": Cell(math.nan)}, "with tuning", notes=("slow",)),
         ),
-        notes=("3 pictures could not be read",),
+        notes=("3 images could not be read",),
     )
 
 
@@ -33,8 +33,8 @@ def test_a_table_has_its_numbers_the_papers_and_its_notes() -> None:
         "Accuracy, % method Pets a seconds "
         "without tuning clip 66.70 0.017 paper 66.72 −0.02 – se 69.31 ±0.06 b – "
         "with tuning use c – – "
-        "a 16 of 370 pictures b one seed c slow "
-        "paper: its number, and by how much ours differs from it 3 pictures could not be read"
+        "a 16 of 370 images b one seed c slow "
+        "paper: its number, and by how much ours differs from it 3 images could not be read"
     )
     assert [row.get("class") for row in page.all("tr")] == [None, "section", "ours", "paper", "ours", "section", "ours"]
     assert len(page.all("tbody")) == 2  # one for each section
@@ -47,7 +47,7 @@ def test_the_best_number_alone_is_bold() -> None:
 
 
 def test_a_table_without_notes_has_no_list_of_them() -> None:
-    page = Page(fragment(Table("t", (Column("a"),), (Row("r", {"a": Cell(1.0)}),))))
+    page = Page(fragment(Table("t", (Column("a"),), (TableRow("r", {"a": Cell(1.0)}),))))
     assert page.text == "t method a r 1.00"
     assert page.all("ul") == []
 
@@ -60,7 +60,11 @@ def test_a_wide_table_scrolls_and_can_be_reached_by_keyboard() -> None:
 def test_a_table_escapes_every_text() -> None:
     bad = "<script>alert(1)</script> & \"'"
     table = Table(
-        bad, (Column("c", bad, notes=(bad,)),), (Row(bad, {"c": Cell(1.0)}, section=bad),), corner=bad, notes=(bad,)
+        bad,
+        (Column("c", bad, notes=(bad,)),),
+        (TableRow(bad, {"c": Cell(1.0)}, section=bad),),
+        corner=bad,
+        notes=(bad,),
     )
     page = Page(fragment(table))
     assert page.all("script") == []
@@ -69,20 +73,20 @@ def test_a_table_escapes_every_text() -> None:
 
 
 @pytest.mark.parametrize(("size", "small"), [((400, 300), (100, 75)), ((40, 400), (10, 100)), ((60, 40), (60, 40))])
-def test_thumbnails_are_small_pictures_of_the_same_shape(size: tuple[int, int], small: tuple[int, int]) -> None:
-    picture = make_picture(3, size)
-    address = thumbnail(picture, 100)
+def test_thumbnails_are_small_images_of_the_same_shape(size: tuple[int, int], small: tuple[int, int]) -> None:
+    image = make_image(3, size)
+    address = thumbnail(image, 100)
     kind, _, content = address.partition(",")
     assert kind == "data:image/jpeg;base64"
     with Image.open(io.BytesIO(base64.b64decode(content))) as found:
         assert (found.format, found.size) == ("JPEG", small)
-    assert picture.size == size  # the original stays as it was
+    assert image.size == size  # the original stays as it was
 
 
 def test_every_method_is_told_in_words_even_if_only_its_owner_knows_it() -> None:
     assert in_plain_words("use").startswith("leaves the prompt alone where")
     assert (
         in_plain_words("tpt+se")
-        == "tunes the prompt until the most certain views agree (marginal entropy); answers by se"
+        == "tunes the prompt until the most confident views agree (marginal entropy); answers by se"
     )
     assert in_plain_words("mine") == "a method of one's own."

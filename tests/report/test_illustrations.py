@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from conftest import make_picture
-from usetta.evaluate.store import Row, Seen, Store, View
+from conftest import make_image
+from usetta.evaluate.store import ResultRow, ShownViews, Store, ViewRecord
 from usetta.report import figures, illustrations
 from usetta.report.measured import Measured
-from usetta.report.pictures import Album
+from usetta.report.run_images import Album
 
 Given = dict[str, tuple[tuple[Any, ...], dict[str, Any]]]
 
@@ -32,17 +32,17 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Given:
     return found
 
 
-def row(dataset: str, picture: str, method: str, right: bool, *, seed: int = 0, **more: Any) -> Row:
-    """An answer about a picture that shows class 0."""
+def row(dataset: str, image: str, method: str, right: bool, *, seed: int = 0, **more: Any) -> ResultRow:
+    """An answer about an image that shows class 0."""
     usual = {"confidence": 0.5, "before": None, "skipped": None, "seconds": 1.0}
     found = {**usual, **more}
-    return Row(
-        dataset, picture, seed, method, 0, 0 if right else 1, found["confidence"], 0.5, 0, 0.5, None, 1.0,
+    return ResultRow(
+        dataset, image, seed, method, 0, 0 if right else 1, found["confidence"], 0.5, 0, 0.5, None, 1.0,
         found["before"], found["skipped"], found["seconds"],
     )  # fmt: skip
 
 
-def measured(store: Store, rows: list[Row]) -> Measured:
+def measured(store: Store, rows: list[ResultRow]) -> Measured:
     store.add(rows)
     return Measured(store, illustrations.METRICS)
 
@@ -101,7 +101,7 @@ def test_skips_are_those_of_the_last_method_that_skips(tmp_path: Path, given: Gi
         assert given["skips"][0] == ({"a": 25.0}, {"a": 25.0}, {"a": 75.0})
 
 
-def test_without_skipped_pictures_there_is_no_figure_of_them(tmp_path: Path, given: Given) -> None:
+def test_without_skipped_images_there_is_no_figure_of_them(tmp_path: Path, given: Given) -> None:
     with Store(tmp_path) as store:
         found = measured(store, [row("a", "1", "clip", True), row("a", "1", "tpt", True, before=0, skipped=False)])
         assert illustrations.skips(store, found) is None
@@ -134,33 +134,35 @@ def test_nothing_in_common_has_no_cost_and_no_mean(tmp_path: Path, given: Given)
 def test_data_sets_with_the_same_title_go_by_their_names(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         for name, title in (("a", "Pets"), ("b", "Pets"), ("c", "Cars")):
-            store.fix("data set", name, {"title": title})
+            store.fix("dataset", name, {"title": title})
         found = measured(store, [row(name, "1", "clip", True) for name in "abc"])
         assert illustrations.titles(found) == {"a": "a", "b": "b", "c": "Cars"}
 
 
-def test_typical_views_are_spread_over_data_sets_and_pictures(tmp_path: Path, given: Given) -> None:
+def test_typical_views_are_spread_over_data_sets_and_images(tmp_path: Path, given: Given) -> None:
     with Store(tmp_path / "run") as store:
         recipe = {"views": 4, "size": 16, "scale": [0.08, 1.0], "ratio": [0.75, 1.5], "severity": 1.0}
         store.fix("run", "views", recipe)
         for name in "abc":
             (tmp_path / name).mkdir()
-            store.fix("data set", name, {"title": name, "augmix": False})
+            store.fix("dataset", name, {"title": name, "augmix": False})
             store.note("root", name, str(tmp_path / name))
             store.note("classes", name, [f"{name} cat", f"{name} dog"])
             for i in range(4):
-                make_picture(i).save(tmp_path / name / f"{i}.png")
+                make_image(i).save(tmp_path / name / f"{i}.png")
         rows = [row(name, f"{i}.png", "clip", True) for name in "abc" for i in range(4)]
-        seen = [Seen(each.dataset, each.picture, 0, (View(0, 0, 0.5), View(3, 1, 0.25))) for each in rows]
+        seen = [
+            ShownViews(each.dataset, each.image, 0, (ViewRecord(0, 0, 0.5), ViewRecord(3, 1, 0.25))) for each in rows
+        ]
         store.add([], seen)
         found = measured(store, rows)
         (tmp_path / "b" / "1.png").unlink()
         drawn = illustrations.typical_views(store, found, Album(store))
-    ((pictures,), _) = given["view_grid"]
-    assert [picture.label for picture in pictures] == ["a cat", "a cat", "b cat"]  # four, and one of them is gone
-    for picture in pictures:
-        assert [(view.label[2:], view.entropy) for view in picture.views] == [("cat", 0.5), ("dog", 0.25)]
-        assert all(view.image.shape == (16, 16, 3) for view in picture.views)
+    ((images,), _) = given["view_grid"]
+    assert [image.label for image in images] == ["a cat", "a cat", "b cat"]  # four, and one of them is gone
+    for image in images:
+        assert [(view.label[2:], view.entropy) for view in image.views] == [("cat", 0.5), ("dog", 0.25)]
+        assert all(view.image.shape == (16, 16, 3) for view in image.views)
     assert drawn is not None
     assert drawn.address.startswith("data:image/jpeg;base64,")
     assert "a cat: a cat, a dog; a cat: a cat, a dog; b cat: b cat, b dog" in drawn.alt

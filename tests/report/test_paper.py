@@ -72,8 +72,8 @@ def test_numbers_read_from_the_paper_by_eye(
 def test_sizes_of_the_data_sets() -> None:
     sizes = {row.name: row.values for row in paper.table("table-11").rows}
     assert tuple(sizes) == DATA_SETS
-    assert sizes["imagenet-sketch"] == {"classes": 1000, "pictures": 50889}
-    assert sum(values["pictures"] for values in sizes.values()) == 232_085
+    assert sizes["imagenet-sketch"] == {"classes": 1000, "images": 50889}
+    assert sum(values["images"] for values in sizes.values()) == 232_085
 
 
 def test_find_takes_the_first_table_that_reports_an_accuracy() -> None:

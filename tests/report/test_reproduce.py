@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import make_picture
+from conftest import make_image
 from report.stores import answers, make_run
 from usetta import methods
 from usetta.data.benchmark import BENCHMARKS
 from usetta.evaluate.metrics import FINE_GRAINED, GROUPS, IMAGENET
-from usetta.evaluate.store import Row, Seen, Store, View
+from usetta.evaluate.store import ResultRow, ShownViews, Store, ViewRecord
 from usetta.prompts import TEMPLATES
 from usetta.report import figures, paper
 from usetta.report.reproduce import ITEMS, Missing, as_figures, as_table, get, needed, sizes_table
@@ -24,12 +24,12 @@ FIGURES = [name for name in ITEMS if name.startswith("figure")]
 
 
 def share(number: int) -> str:
-    """Right and wrong answers to 20 pictures, `number` of them right."""
+    """Right and wrong answers to 20 images, `number` of them right."""
     return "1" * number + "0" * (20 - number)
 
 
-def full(name: str, datasets: tuple[str, ...] = (), seeds: tuple[int, ...] = (0, 1)) -> list[Row]:
-    """All rows that an item needs: method m is right on 5 + m pictures of a set, and on one more under seed 1."""
+def full(name: str, datasets: tuple[str, ...] = (), seeds: tuple[int, ...] = (0, 1)) -> list[ResultRow]:
+    """All rows that an item needs: method m is right on 5 + m images of a set, and on one more under seed 1."""
     item = ITEMS[name]
     return [
         row
@@ -68,7 +68,7 @@ def test_items_name_methods_and_data_sets_as_the_library_does(item: Any) -> None
 def test_tables_need_what_their_rows_and_columns_say(name: str) -> None:
     item, source = ITEMS[name], paper.table(name)
     assert list(item.methods) == [row.method for row in source.rows if row.method]
-    known = {*item.datasets, *GROUPS, "seconds", "gigabytes", "gain", "classes", "pictures"}
+    known = {*item.datasets, *GROUPS, "seconds", "gigabytes", "gain", "classes", "images"}
     assert set(source.columns) <= known
     assert (item.coop, item.ensemble) == (source.coop, source.ensemble)
     wanted = {
@@ -121,18 +121,16 @@ def test_needed_is_what_is_not_there_or_only_in_part(tmp_path: Path) -> None:
     ]
     with make_run(tmp_path, rows) as store:
         assert len(needed(item, store)) == 5 * 2 * 2
-        first = [
-            each for each in needed(item, store, seeds=(0,), pictures={"imagenet": 4}) if each.dataset == "imagenet"
-        ]
+        first = [each for each in needed(item, store, seeds=(0,), images={"imagenet": 4}) if each.dataset == "imagenet"]
         assert first == [Missing("imagenet", "tpt-rce", 0)]
-        both = [each for each in needed(item, store, pictures={"imagenet": 4}) if each.dataset == "imagenet"]
+        both = [each for each in needed(item, store, images={"imagenet": 4}) if each.dataset == "imagenet"]
         assert both == [Missing("imagenet", "tpt-rce", 0), Missing("imagenet", "tpt-rce", 1)]
         store.add(answers("imagenet", "tpt-rce", "1111"))
-        assert Missing("imagenet", "tpt-rce", 0) not in needed(item, store, pictures={"imagenet": 4})
+        assert Missing("imagenet", "tpt-rce", 0) not in needed(item, store, images={"imagenet": 4})
     with make_run(tmp_path / "full", full("table-12")) as store:
         assert needed(item, store) == []
         assert len(needed(item, store, seeds=(2,))) == 10
-        assert len(needed(item, store, pictures={"imagenet": 21})) == 4
+        assert len(needed(item, store, images={"imagenet": 21})) == 4
 
 
 def test_a_table_of_data_sets_and_their_mean(tmp_path: Path) -> None:
@@ -140,12 +138,12 @@ def test_a_table_of_data_sets_and_their_mean(tmp_path: Path) -> None:
     assert [column.name for column in table.columns] == list(paper.table("table-1").columns)
     assert [row.name for row in table.rows] == list(ITEMS["table-1"].methods)
     assert table.title == "Table 1: ImageNet and its variants (accuracy in %, ViT-B-16)"
-    use = cells(table, "use")  # the twelfth method: 16 and 17 of 20 pictures
+    use = cells(table, "use")  # the twelfth method: 16 and 17 of 20 images
     assert (use["imagenet-a"].value, use["imagenet-a"].std, use["imagenet-a"].paper) == (82.5, 2.5, 59.79)
     assert (use["in&o"].value, use["in&o"].std, use["in&o"].paper) == (82.5, 2.5, 64.18)
     assert [row.section for row in table.rows] == ["without tuning"] * 4 + ["with tuning"] * 8
     assert table.notes == ("mean ± standard deviation over seeds 0, 1",)
-    assert table.columns[0].notes == ("20 of 50,000 pictures",)
+    assert table.columns[0].notes == ("20 of 50,000 images",)
     assert cells(table, "r-tpt")["imagenet"].paper_notes == ()  # a doubt about the last digit only
 
 
@@ -224,7 +222,7 @@ def test_a_run_with_nothing_for_a_table_is_no_error(tmp_path: Path, name: str) -
 def test_standard_deviations_take_two_seeds(tmp_path: Path) -> None:
     both = as_table(ITEMS["table-17"], make_run(tmp_path / "2", full("table-17", ("dtd",))))
     assert cells(both, "use")["dtd"] == Cell(2.5, paper=0.09)
-    assert both.title == "Table 17: standard deviations, fine-grained data sets (points, ViT-B-16)"
+    assert both.title == "Table 17: standard deviations, fine-grained datasets (points, ViT-B-16)"
     assert "standard deviation over seeds 0, 1" in both.notes
     assert {column.best for column in both.columns} == {"none"}
     one = as_table(ITEMS["table-17"], make_run(tmp_path / "1", full("table-17", ("dtd",), seeds=(0,))))
@@ -253,16 +251,16 @@ def test_cost_and_accuracy(tmp_path: Path) -> None:
 def test_sizes_of_the_data_sets_that_are_there(tmp_path: Path) -> None:
     table = sizes_table({"pets": (3669, 37), "dtd": (1690, 47)})
     assert [row.name for row in table.rows] == list(DATA_SETS)
-    assert cells(table, "pets") == {"classes": Cell(37, paper=37), "pictures": Cell(3669, paper=3669)}
-    assert cells(table, "dtd")["pictures"].difference == -2
-    assert cells(table, "cars")["pictures"] == Cell(paper=8041)
-    assert table.corner == "data set"
+    assert cells(table, "pets") == {"classes": Cell(37, paper=37), "images": Cell(3669, paper=3669)}
+    assert cells(table, "dtd")["images"].difference == -2
+    assert cells(table, "cars")["images"] == Cell(paper=8041)
+    assert table.corner == "dataset"
     assert table.notes[0].startswith("not there: ImageNet, ImageNet-A")
     own = {"pets": {"family": "other"}}
     rows = [*answers("dtd", "clip", "1"), *answers("pets", "clip", "1")]
     stored = as_table(ITEMS["table-11"], make_run(tmp_path, rows, sets=own))
-    assert cells(stored, "dtd")["pictures"].value == 1692
-    assert cells(stored, "pets")["pictures"].value is None
+    assert cells(stored, "dtd")["images"].value == 1692
+    assert cells(stored, "pets")["images"].value is None
 
 
 Drawn = list[tuple[tuple[Any, ...], dict[str, Any]]]
@@ -312,7 +310,7 @@ def test_figure_3_shows_means_or_else_data_sets(tmp_path: Path, drawn: Drawn) ->
     assert part["uniform"] == {"ImageNet": 42.5, "Pets": 42.5}
 
 
-def test_figure_4_compares_skipping_with_tuning_every_picture(tmp_path: Path, drawn: Drawn) -> None:
+def test_figure_4_compares_skipping_with_tuning_every_image(tmp_path: Path, drawn: Drawn) -> None:
     found = as_figures(ITEMS["figure-4"], make_run(tmp_path, full("figure-4", ("pets",))))
     assert drawn[0][0] == ({"Pets": 50.0}, {"Pets": 27.5}, {"Pets": 32.5})
     assert drawn[0][1] == {"named": ("without skipping", "with skipping")}
@@ -339,26 +337,26 @@ def test_figure_7_is_named_by_its_model(tmp_path: Path, drawn: Drawn) -> None:
 
 
 def looked_at(folder: Path) -> Store:
-    """A run on two data sets whose views were written down; the second picture of pets tells the most."""
+    """A run on two datasets whose views were written down; the second image of pets tells the most."""
     rows = [*answers("pets", "se", "111"), *answers("eurosat", "se", "1"), *answers("food101", "se", "1")]
     store = make_run(folder / "run", rows)
     for name, count in (("pets", 3), ("eurosat", 1)):
         (folder / name).mkdir()
         store.note("root", name, str(folder / name))
         for number in range(count):
-            make_picture(number, (300, 260)).save(folder / name / f"{number:04}.jpg")
+            make_image(number, (300, 260)).save(folder / name / f"{number:04}.jpg")
     seen = [
-        Seen("pets", "0000.jpg", 0, (View(0, 1, 0.5), View(3, 1, 0.1), View(1, 0, 0.2))),
-        Seen("pets", "0001.jpg", 0, (View(0, 0, 1.25), View(5, 1, 0.125), View(4, 0, 0.5))),
-        Seen("pets", "0002.jpg", 0, (View(0, 0, 1.0), View(5, 1, 0.1), View(4, 1, 0.5))),
-        Seen("eurosat", "0000.jpg", 0, (View(0, 2, 0.75), View(2, 2, 0.25))),
-        Seen("food101", "0000.jpg", 0, (View(0, 2, 0.75),)),
+        ShownViews("pets", "0000.jpg", 0, (ViewRecord(0, 1, 0.5), ViewRecord(3, 1, 0.1), ViewRecord(1, 0, 0.2))),
+        ShownViews("pets", "0001.jpg", 0, (ViewRecord(0, 0, 1.25), ViewRecord(5, 1, 0.125), ViewRecord(4, 0, 0.5))),
+        ShownViews("pets", "0002.jpg", 0, (ViewRecord(0, 0, 1.0), ViewRecord(5, 1, 0.1), ViewRecord(4, 1, 0.5))),
+        ShownViews("eurosat", "0000.jpg", 0, (ViewRecord(0, 2, 0.75), ViewRecord(2, 2, 0.25))),
+        ShownViews("food101", "0000.jpg", 0, (ViewRecord(0, 2, 0.75),)),
     ]
     store.add([], seen=seen)
     return store
 
 
-def test_figure_5_shows_a_picture_that_tells_something(tmp_path: Path) -> None:
+def test_figure_5_shows_a_image_that_tells_something(tmp_path: Path) -> None:
     found = as_figures(ITEMS["figure-5"], looked_at(tmp_path))
     axes = [each for each in found.figures["figure-5"].axes if each.images]
     captions = [" ".join(each.get_xlabel().split()) for each in axes]
@@ -368,11 +366,11 @@ def test_figure_5_shows_a_picture_that_tells_something(tmp_path: Path) -> None:
     assert all(np.asarray(each.images[0].get_array()).shape == (224, 224, 3) for each in axes)
     assert found.notes == (
         "no results yet: ImageNet",
-        "Food101: food101: no strong views of its pictures were written down",
+        "Food101: food101: no strong views of its images were written down",
     )
 
 
-def test_figure_5_tells_which_pictures_are_gone(tmp_path: Path) -> None:
+def test_figure_5_tells_which_images_are_gone(tmp_path: Path) -> None:
     store = looked_at(tmp_path)
     (tmp_path / "pets" / "0001.jpg").unlink()
     (tmp_path / "eurosat" / "0000.jpg").write_bytes(b"")

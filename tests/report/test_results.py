@@ -12,7 +12,7 @@ from rich.console import Console
 
 from report.stores import answers, make_run
 from usetta.evaluate.metrics import FINE_GRAINED, IMAGENET, METRICS, accuracy_difference, mcnemar
-from usetta.evaluate.store import Bad, Store, StoreError
+from usetta.evaluate.store import FailedImage, Store, StoreError
 from usetta.prompts import TEMPLATES
 from usetta.report import tables
 from usetta.report.measured import LOOKS
@@ -50,8 +50,8 @@ def test_methods_by_data_sets(tmp_path: Path) -> None:
     assert table.title == "Accuracy, % (ViT-B-16)"
     assert [column.heading for column in table.columns] == ["ImageNet", "Pets", "photos"]
     assert column_notes(table) == {
-        "imagenet": ("2 of 50,000 pictures",),
-        "pets": ("4 of 3,669 pictures",),
+        "imagenet": ("2 of 50,000 images",),
+        "pets": ("4 of 3,669 images",),
         "photos": (),
     }
     assert table.notes == ()
@@ -95,7 +95,7 @@ def test_the_papers_means_are_there_when_all_of_their_data_sets_are(tmp_path: Pa
     }
     assert values(table)["clip"]["fgvc"] is None
     assert cell(table, "se", "fgvc").paper == 65.02
-    assert column_notes(table)["avg"] == ("of data sets with notes of their own",)
+    assert column_notes(table)["avg"] == ("of datasets with notes of their own",)
     part = accuracy_table(make_run(tmp_path / "part", [row for row in fifteen() if row.dataset != "imagenet"]))
     assert [column.name for column in part.columns][-2:] == ["ood", "fgvc"]
 
@@ -138,7 +138,7 @@ def test_an_ensemble_of_templates_has_means_in_the_paper(tmp_path: Path) -> None
 
 def test_data_sets_of_ones_own_have_no_numbers_in_the_paper(tmp_path: Path) -> None:
     rows = [*fifteen(), *answers("photos", "se", "11")]
-    own = {"pets": {"family": "other", "title": "pets", "pictures": 4, "augmix": False}}
+    own = {"pets": {"family": "other", "title": "pets", "images": 4, "augmix": False}}
     table = accuracy_table(make_run(tmp_path, rows, sets=own, views=32))
     assert cell(table, "se", "pets") == Cell(50.0)
     assert cell(table, "se", "photos") == Cell(100.0)
@@ -150,15 +150,15 @@ def test_data_sets_of_ones_own_have_no_numbers_in_the_paper(tmp_path: Path) -> N
 
 def test_a_column_tells_how_its_data_differ_from_the_papers(tmp_path: Path) -> None:
     rows = [row for name in ("imagenet", "dtd", "pets") for row in answers(name, "se", "11")]
-    sets = {"imagenet": {"augmix": True}, "dtd": {"augmix": False}, "pets": {"pictures": 2}}
+    sets = {"imagenet": {"augmix": True}, "dtd": {"augmix": False}, "pets": {"images": 2}}
     store = make_run(tmp_path, rows, sets=sets, views=8)
     assert column_notes(accuracy_table(store)) == {
-        "imagenet": ("2 of 50,000 pictures", "8 views, in the paper 64", "AugMix, unlike the paper"),
-        "dtd": ("2 of 1,692 pictures", "8 views, in the paper 64", "views without AugMix, unlike the paper's"),
-        "pets": ("a set of 2 pictures, in the paper of 3,669", "8 views, in the paper 64"),
+        "imagenet": ("2 of 50,000 images", "8 views, in the paper 64", "AugMix, unlike the paper"),
+        "dtd": ("2 of 1,692 images", "8 views, in the paper 64", "views without AugMix, unlike the paper's"),
+        "pets": ("a set of 2 images, in the paper of 3,669", "8 views, in the paper 64"),
     }
     alone = accuracy_table(store, paper=False)
-    assert column_notes(alone)["dtd"] == ("2 of 1,692 pictures",)
+    assert column_notes(alone)["dtd"] == ("2 of 1,692 images",)
     assert all(each.paper is None for row in alone.rows for each in row.cells.values())
 
 
@@ -177,31 +177,37 @@ def test_an_unfinished_run_says_which_numbers_do_not_compare(tmp_path: Path) -> 
     table = accuracy_table(make_run(tmp_path, rows))
     notes = {(row.name, name): each.notes for row in table.rows for name, each in row.cells.items() if each.notes}
     assert notes == {
-        ("se", "pets"): ("seed 0: 3, seed 1: 2 of 4 pictures",),
+        ("se", "pets"): ("seed 0: 3, seed 1: 2 of 4 images",),
         ("use", "pets"): ("seed 0 only",),
-        ("se", "dtd"): ("1 of 2 pictures",),
-        ("se", "aircraft"): ("other pictures than some of its neighbours, though as many",),
+        ("se", "dtd"): ("1 of 2 images",),
+        ("se", "aircraft"): ("other images than some of its neighbours, though as many",),
     }
-    assert "not finished: DTD, Aircraft, Pets; some numbers lack pictures or seeds" in table.notes
+    assert "not finished: DTD, Aircraft, Pets; some numbers lack images or seeds" in table.notes
 
 
 def test_a_mean_of_unfinished_numbers_says_so(tmp_path: Path) -> None:
-    rows = [*fifteen("clip"), *(row for row in fifteen() if (row.dataset, row.picture) != ("cars", "0003.jpg"))]
+    rows = [*fifteen("clip"), *(row for row in fifteen() if (row.dataset, row.image) != ("cars", "0003.jpg"))]
     table = accuracy_table(make_run(tmp_path, rows))
-    assert cell(table, "se", "fgvc").notes == ("some of its data sets are not finished",)
+    assert cell(table, "se", "fgvc").notes == ("some of its datasets are not finished",)
     assert cell(table, "se", "in&o").notes == cell(table, "clip", "fgvc").notes == ()
 
 
-def test_bad_pictures_are_counted_and_the_first_are_listed(tmp_path: Path) -> None:
+def test_bad_images_are_counted_and_the_first_are_listed(tmp_path: Path) -> None:
     with make_run(tmp_path, [*answers("pets", "se", "1"), *answers("dtd", "se", "1")]) as store:
-        store.add([], bad=[Bad("pets", f"{i}.jpg", "not a picture") for i in range(15)])
-        store.add([], bad=[Bad("dtd", "a.jpg", "file is empty"), *(Bad("cars", f"{i}.jpg", "gone") for i in range(3))])
+        store.add([], bad=[FailedImage("pets", f"{i}.jpg", "not an image") for i in range(15)])
+        store.add(
+            [],
+            bad=[
+                FailedImage("dtd", "a.jpg", "file is empty"),
+                *(FailedImage("cars", f"{i}.jpg", "gone") for i in range(3)),
+            ],
+        )
         notes = accuracy_table(store).notes
         assert notes == (
-            "DTD: 1 picture could not be read: a.jpg (file is empty)",
-            "Pets: 15 pictures could not be read: 0.jpg (not a picture), 1.jpg (not a picture), "
-            "10.jpg (not a picture) … and 12 more, see `usetta export`",
-            "Cars: 3 pictures could not be read: 0.jpg (gone), 1.jpg (gone), 2.jpg (gone)",
+            "DTD: 1 image could not be read: a.jpg (file is empty)",
+            "Pets: 15 images could not be read: 0.jpg (not an image), 1.jpg (not an image), "
+            "10.jpg (not an image) … and 12 more, see `usetta export`",
+            "Cars: 3 images could not be read: 0.jpg (gone), 1.jpg (gone), 2.jpg (gone)",
         )
         assert metrics_table(store, "dtd").notes == notes[:1]
 
@@ -214,7 +220,7 @@ def test_bad_pictures_are_counted_and_the_first_are_listed(tmp_path: Path) -> No
         ("nll", -(3 * math.log(0.8) + math.log(0.2)) / 4, 3, "low"),
         ("brier", 1 - 2 * (3 * 0.8 + 0.2) / 4 + 0.68, 3, "low"),
         ("skip_ratio", 50.0, 1, "none"),
-        ("seconds_per_picture", 0.25, 3, "low"),
+        ("seconds_per_image", 0.25, 3, "low"),
     ],
 )
 def test_every_metric_has_its_table(tmp_path: Path, metric: str, value: float, digits: int, best: str) -> None:
@@ -253,17 +259,17 @@ def test_all_metrics_of_a_data_set(tmp_path: Path) -> None:
         table = metrics_table(store, "pets")
     assert [column.name for column in table.columns] == list(METRICS)
     assert [column.heading for column in table.columns][:4] == ["top-1, %", "top-5, %", "ECE, %", "NLL, nats"]
-    assert table.title == "Pets: all metrics (ViT-B-16, 4 of 3,669 pictures)"
+    assert table.title == "Pets: all metrics (ViT-B-16, 4 of 3,669 images)"
     use = next(row for row in table.rows if row.name == "use")
     assert (use.cells["top1"].value, use.cells["top1"].std) == (62.5, 12.5)
     assert (use.cells["skip_ratio"].value, use.cells["skip_ratio"].std) == (50.0, 0.0)
     clip = next(row for row in table.rows if row.name == "clip")
-    assert clip.notes == ("seed 0: 2 of 4 pictures", "seed 0 only")
+    assert clip.notes == ("seed 0: 2 of 4 images", "seed 0 only")
     assert all(each.notes == () for each in clip.cells.values())
     assert clip.cells["skip_ratio"].value is None
     assert table.notes == (
         "mean ± standard deviation over seeds 0, 1",
-        "not finished: Pets; some numbers lack pictures or seeds",
+        "not finished: Pets; some numbers lack images or seeds",
         "peak memory of the process: 1.23 GB",
     )
 
@@ -276,9 +282,9 @@ def test_differences_have_intervals_and_a_p_value(tmp_path: Path) -> None:
     ours, theirs = ([int(sign) for sign in signs] for signs in (use, clip))
     interval = accuracy_difference(ours, theirs)
     assert found["use"] == pytest.approx(
-        {"difference": 47.5, "low": interval.low, "high": interval.high, "p": mcnemar(ours, theirs), "pictures": 40}
+        {"difference": 47.5, "low": interval.low, "high": interval.high, "p": mcnemar(ours, theirs), "images": 40}
     )
-    assert found["se"] == {"difference": 0.0, "low": 0.0, "high": 0.0, "p": 1.0, "pictures": 40.0}
+    assert found["se"] == {"difference": 0.0, "low": 0.0, "high": 0.0, "p": 1.0, "images": 40.0}
     assert cell(table, "use", "difference").notes == ("the interval does not contain 0",)
     assert cell(table, "se", "difference").notes == ()
     assert [row.name for row in table.rows] == ["se", "use"]
@@ -288,7 +294,7 @@ def test_differences_have_intervals_and_a_p_value(tmp_path: Path) -> None:
     assert cell(worse, "clip", "difference").notes == ("the interval does not contain 0",)
 
 
-def test_differences_are_of_pictures_and_seeds_that_both_methods_have(tmp_path: Path) -> None:
+def test_differences_are_of_images_and_seeds_that_both_methods_have(tmp_path: Path) -> None:
     rows = [
         *answers("pets", "clip", "0000"),
         *answers("pets", "clip", "0011", seed=1),
@@ -303,11 +309,11 @@ def test_differences_are_of_pictures_and_seeds_that_both_methods_have(tmp_path: 
     table = differences_table(make_run(tmp_path, rows))
     found = {(row.section, row.name): row.cells for row in table.rows}
     assert list(found) == [("DTD", "se"), ("Pets", "se")]
-    # Picture 0 under seed 1: 1 − 0. Picture 1 under both: 1 − 0. Pictures 2 and 3 under seed 0: 1 − 0 and 0 − 0.
+    # Image 0 under seed 1: 1 − 0. Image 1 under both: 1 − 0. Images 2 and 3 under seed 0: 1 − 0 and 0 − 0.
     assert found["Pets", "se"]["difference"].value == 75.0
-    assert found["Pets", "se"]["pictures"].value == 4
+    assert found["Pets", "se"]["images"].value == 4
     assert found["Pets", "se"]["p"].value is None
-    assert (found["DTD", "se"]["difference"].value, found["DTD", "se"]["pictures"].value) == (0.0, 1)
+    assert (found["DTD", "se"]["difference"].value, found["DTD", "se"]["images"].value) == (0.0, 1)
     assert found["DTD", "se"]["p"].value == 1.0
     assert table.notes[1] == "not compared, without clip: Cars"
 
@@ -315,14 +321,14 @@ def test_differences_are_of_pictures_and_seeds_that_both_methods_have(tmp_path: 
 def test_without_a_single_seed_there_is_no_column_of_p_values(tmp_path: Path) -> None:
     rows = [row for m in ("clip", "se") for seed in (0, 1) for row in answers("pets", m, "01", seed=seed)]
     names = [column.name for column in differences_table(make_run(tmp_path, rows)).columns]
-    assert names == ["difference", "low", "high", "pictures"]
+    assert names == ["difference", "low", "high", "images"]
 
 
-def test_methods_without_a_picture_in_common_have_no_difference(tmp_path: Path) -> None:
+def test_methods_without_a_image_in_common_have_no_difference(tmp_path: Path) -> None:
     table = differences_table(make_run(tmp_path, [*answers("pets", "clip", "1"), *answers("pets", "se", "1", first=1)]))
     assert {name: each.value for name, each in table.rows[0].cells.items()} == {
         **dict.fromkeys(("difference", "low", "high", "p")),
-        "pictures": 0.0,
+        "images": 0.0,
     }
 
 
@@ -345,21 +351,21 @@ def test_the_method_to_compare_with_must_be_there(tmp_path: Path, against: str, 
 
 def test_there_must_be_something_to_show(tmp_path: Path) -> None:
     with Store(tmp_path / "empty") as store:
-        store.add([], bad=[Bad("pets", "a.jpg", "not a picture")])
+        store.add([], bad=[FailedImage("pets", "a.jpg", "not an image")])
         for table in (accuracy_table, differences_table, lambda run: metrics_table(run, "pets")):
             with pytest.raises(StoreError, match="has no results yet"):
                 table(store)
     store = make_run(tmp_path / "clip", answers("pets", "clip", "1"))
     with pytest.raises(ValueError, match="no other method than 'clip'"):
         differences_table(store)
-    with pytest.raises(ValueError, match="has no data set 'pet'; did you mean 'pets'?"):
+    with pytest.raises(ValueError, match="has no dataset 'pet'; did you mean 'pets'?"):
         metrics_table(store, "pet")
     with pytest.raises(ValueError, match="unknown metric 'eec'; did you mean 'ece'?"):
         accuracy_table(store, metric="eec")
 
 
 def test_a_run_is_never_read_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run may have a million rows: they are read by data set, seed and method."""
+    """A run may have a million rows: they are read by dataset, seed and method."""
     asked: list[Mapping[str, Any]] = []
     columns = Store.columns
 
@@ -411,26 +417,26 @@ def test_what_people_see(tmp_path: Path) -> None:
             use       100.00ᵈ
               paperᶜ   87.94 +12.06
 
-            ᵃ 40 of 3,669 pictures
+            ᵃ 40 of 3,669 images
             ᵇ 32 views, in the paper 64
             ᶜ the paper's model is ViT-B-16, ours embedded
-            ᵈ 30 of 40 pictures
+            ᵈ 30 of 40 images
               paper: its number, and by how much ours differs from it
-              not finished: Pets; some numbers lack pictures or seeds
+              not finished: Pets; some numbers lack images or seeds
             """
         )
         assert printed(differences_table(store)) == dedent(
             """\
             Accuracy against clip, points (embedded)
 
-            method  points  from   to     pᵃ      pictures
+            method  points  from   to     pᵃ      images
             ──────────────────────────────────────────────
             Pets
             use     33.33ᵇ  16.67  50.00  0.0020  30
 
             ᵃ by McNemar's exact test, which is for one seed
             ᵇ the interval does not contain 0
-              from, to: 95 % confidence interval, by paired bootstrap over the pictures that
+              from, to: 95 % confidence interval, by paired bootstrap over the images that
               both methods answered
             """
         )

@@ -12,19 +12,19 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from conftest import make_picture
+from conftest import make_image
 from report.pages import Page, leave_figures_empty
 from usetta.cli import report as command  # noqa: F401  (it registers the command)
 from usetta.cli.app import app
 from usetta.data import Dataset
-from usetta.evaluate.runner import Setting, evaluate
-from usetta.evaluate.store import Bad, Row, Seen, Store, StoreError, View
+from usetta.evaluate.runner import EvalSettings, evaluate
+from usetta.evaluate.store import FailedImage, ResultRow, ShownViews, Store, StoreError, ViewRecord
 from usetta.images import ImageError
+from usetta.methods.select import entropy
 from usetta.models.clip import CLIP
 from usetta.prompts import ClassPrompts
-from usetta.report.pictures import Album
 from usetta.report.run import write_report
-from usetta.select import entropy
+from usetta.report.run_images import Album
 from usetta.views import ViewRecipe, make_views
 
 CLASSES = ("tabby cat", "red fox", "church")
@@ -42,25 +42,27 @@ def fill(
     names: tuple[str, ...] = ("a.png", "b.png", "c.png", "d.png"),
     augmix: bool = False,
 ) -> None:
-    """A run on four pictures that show class 0: clip is right on the first two, the others on all but the second."""
+    """A run on four images that show class 0: clip is right on the first two, the others on all but the second."""
     root.mkdir(exist_ok=True)
     for i, name in enumerate(names):
-        make_picture(i).save(root / name)
+        make_image(i).save(root / name)
     store.fix("run", "model", {"name": "tiny-random", "fingerprint": "abc123"})
     store.fix("run", "views", VIEWS)
-    facts = {"title": dataset.title(), "family": "other", "augmix": augmix, "fingerprint": "f00", "pictures": 40}
-    store.fix("data set", dataset, {**facts, "classes": len(classes)})
+    facts = {"title": dataset.title(), "family": "other", "augmix": augmix, "fingerprint": "f00", "images": 40}
+    store.fix("dataset", dataset, {**facts, "classes": len(classes)})
     store.note("classes", dataset, classes)
     store.note("root", dataset, str(root))
     rows, seen = [], []
     for seed in seeds:
         for i, name in enumerate(names):
-            seen.append(Seen(dataset, name, seed, (View(0, 1, 1.05), View(4, 0, 0.25), View(2, 2, 0.5))))
+            seen.append(
+                ShownViews(dataset, name, seed, (ViewRecord(0, 1, 1.05), ViewRecord(4, 0, 0.25), ViewRecord(2, 2, 0.5)))
+            )
             for method in methods:
                 right = i < 2 if method == "clip" else i != 1
-                row = Row(
+                row = ResultRow(
                     dataset=dataset,
-                    picture=name,
+                    image=name,
                     seed=seed,
                     method=method,
                     label=0,
@@ -91,7 +93,7 @@ def report(store: Store, path: Path, **settings: object) -> Page:
 
 @pytest.fixture(scope="module")
 def usual(tmp_path_factory: pytest.TempPathFactory) -> tuple[Page, str]:
-    """The report of a run on two data sets, and its source."""
+    """The report of a run on two datasets, and its source."""
     folder = tmp_path_factory.mktemp("usual")
     with Store(folder / "run") as store:
         fill(store, folder / "animals")
@@ -103,12 +105,12 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> tuple[Page, str]:
 
 def test_it_says_what_was_measured(usual: tuple[Page, str]) -> None:
     page, _ = usual
-    assert "3 methods on 2 data sets" in page.text
-    assert "Model tiny-random named what 8 pictures show, by clip, se, use" in page.text
+    assert "3 methods on 2 datasets" in page.text
+    assert "Model tiny-random named what 8 images show, by clip, se, use" in page.text
     assert "Of 8 answers of clip , use turned 4 from wrong to right and 2 from right to wrong." in page.text
-    assert "clip 50.0 % se 75.0 % use 75.0 % Share of right answers, as the mean over the data sets." in page.text
-    assert "Animals (4 of 40 pictures, 3 classes), Houses (4 of 40 pictures, 3 classes)" in page.text
-    assert "6 of each picture: the picture itself, called the weak view, and 5 random crops" in page.text
+    assert "clip 50.0 % se 75.0 % use 75.0 % Share of right answers, as the mean over the datasets." in page.text
+    assert "Animals (4 of 40 images, 3 classes), Houses (4 of 40 images, 3 classes)" in page.text
+    assert "6 of each image: the image itself, called the weak view, and 5 random crops" in page.text
 
 
 def test_it_has_the_tables_of_the_run(usual: tuple[Page, str]) -> None:
@@ -149,7 +151,7 @@ def test_links_lead_somewhere_and_ids_are_unique(usual: tuple[Page, str]) -> Non
     assert [link["href"] for link in page.all("a")] == [f"#{each}" for each in ids]
 
 
-def test_every_picture_has_words_or_stands_beside_them(usual: tuple[Page, str]) -> None:
+def test_every_image_has_words_or_stands_beside_them(usual: tuple[Page, str]) -> None:
     page, _ = usual
     figures = [image for image in page.all("img") if "width" in image]
     assert len(figures) == 5
@@ -157,7 +159,7 @@ def test_every_picture_has_words_or_stands_beside_them(usual: tuple[Page, str]) 
     assert all("alt" in image for image in page.all("img"))
 
 
-def test_the_changed_pictures_are_shown_with_answers_and_views(usual: tuple[Page, str]) -> None:
+def test_the_changed_images_are_shown_with_answers_and_views(usual: tuple[Page, str]) -> None:
     page, _ = usual
     _, _, changed = page.text.partition("clip → use")
     changed, _, folded = changed.partition("clip → se: 4 became right, 2 wrong")
@@ -200,7 +202,7 @@ def test_it_tells_where_the_numbers_come_from(tmp_path: Path) -> None:
         "prompt context – templates a photo of a {}.",
         "use on other name use skip yes steps 1",
         "command usetta eval -m clip,use commit deadbeef+ torch 2.9.1 peak memory 1.50 GB",
-        "animals augmix no classes 3 family other fingerprint f00 pictures 40 title Animals",
+        "animals augmix no classes 3 family other fingerprint f00 images 40 title Animals",
         f"folder {tmp_path / 'animals'}",
         "3 class names tabby cat, red fox, church",
     ):
@@ -209,18 +211,18 @@ def test_it_tells_where_the_numbers_come_from(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_pictures_that_could_not_be_read_are_listed_with_their_reasons(tmp_path: Path, usual: tuple[Page, str]) -> None:
+def test_images_that_could_not_be_read_are_listed_with_their_reasons(tmp_path: Path, usual: tuple[Page, str]) -> None:
     with Store(tmp_path / "run") as store:
         fill(store, tmp_path / "animals")
-        store.add([], bad=[Bad("animals", f"bad-{i:03}.png", f"reason {i}") for i in range(120)])
-        store.add([], bad=[Bad("other", "x.png", "empty")])
+        store.add([], bad=[FailedImage("animals", f"bad-{i:03}.png", f"reason {i}") for i in range(120)])
+        store.add([], bad=[FailedImage("other", "x.png", "empty")])
         page = report(store, tmp_path / "report.html")
     assert "Animals: 120 bad-000.png : reason 0" in page.text
     assert "bad-099.png : reason 99 and 20 more, which usetta export lists" in page.text
     assert "bad-100.png" not in page.text
     assert "other: 1 x.png : empty" in page.text
-    assert "None: every picture could be read." not in page.text
-    assert "None: every picture could be read." in usual[0].text
+    assert "None: every image could be read." not in page.text
+    assert "None: every image could be read." in usual[0].text
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -234,15 +236,15 @@ def test_names_of_all_kinds_are_escaped(tmp_path: Path) -> None:
             classes=(bad, '"><b onclick=alert(3)>', "$x^2$ & {{ 7 * 7 }}"),
             names=("<script>.png", "'\"><svg>.png", "c&d.png", "é.png"),
         )
-        store.add([], bad=[Bad("<iframe>", "<video>.png", "<audio> is no picture")])
+        store.add([], bad=[FailedImage("<iframe>", "<video>.png", "<audio> is no image")])
         store.note("invocation", "1", {"command": "<object>"})
         page = report(store, tmp_path / "report.html")
     tags = {tag for tag, _ in page.elements}
     assert not tags & {"script", "iframe", "svg", "video", "audio", "object"}
     assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
-    for text in (bad, "<iframe>", "'\"><svg>.png", "<video>.png", "<audio> is no picture", "<object>", "{{ 7 * 7 }}"):
+    for text in (bad, "<iframe>", "'\"><svg>.png", "<video>.png", "<audio> is no image", "<object>", "{{ 7 * 7 }}"):
         assert text in page.text
-    assert f"Picture: {bad}" in [image["alt"] for image in page.all("img")]
+    assert f"Image: {bad}" in [image["alt"] for image in page.all("img")]
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -255,21 +257,21 @@ def test_a_name_that_is_no_text_does_not_stop_the_report(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_picture_that_is_gone_is_told_in_words(tmp_path: Path) -> None:
+def test_a_image_that_is_gone_is_told_in_words(tmp_path: Path) -> None:
     told: list[str] = []
     with Store(tmp_path / "run") as store:
         fill(store, tmp_path / "animals")
         (tmp_path / "animals" / "b.png").unlink()
-        (tmp_path / "animals" / "c.png").write_bytes(b"not a picture")
+        (tmp_path / "animals" / "c.png").write_bytes(b"not an image")
         page = report(store, tmp_path / "report.html", say=told.append)
-    assert "no picture: no such file tabby cat clip: ✓ tabby cat" in page.text
-    assert page.text.count("no picture: ") == 4  # in what se changed as well
+    assert "no image: no such file tabby cat clip: ✓ tabby cat" in page.text
+    assert page.text.count("no image: ") == 4  # in what se changed as well
     assert len(told) == 1
-    assert told[0].startswith(f"2 pictures cannot be shown, such as {tmp_path / 'animals' / 'c.png'}: ")
+    assert told[0].startswith(f"2 images cannot be shown, such as {tmp_path / 'animals' / 'c.png'}: ")
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_run_without_its_pictures_still_has_a_report(tmp_path: Path) -> None:
+def test_a_run_without_its_images_still_has_a_report(tmp_path: Path) -> None:
     with Store(tmp_path / "run") as store:
         fill(store, tmp_path / "animals")
         store.note("root", "animals", str(tmp_path / "moved"))
@@ -284,11 +286,11 @@ def test_one_method_alone_has_nothing_to_be_compared_with(tmp_path: Path) -> Non
         with Store(tmp_path / method) as store:
             fill(store, tmp_path / "animals", methods=(method,))
             page = report(store, tmp_path / f"{method}.html")
-        assert "1 method on 1 data set" in page.text
-        assert "Which pictures changed" not in page.text
+        assert "1 method on 1 dataset" in page.text
+        assert "Which images changed" not in page.text
         assert "Are the differences" not in page.text
         assert "What does it cost?" not in page.text
-        assert ("Which pictures were left alone?" in page.text) == (method == "use")
+        assert ("Which images were left alone?" in page.text) == (method == "use")
         assert page.text.count("The run has no answers of clip, so nothing is compared with it.") == told
         assert {link["href"][1:] for link in page.all("a")} == {
             attributes["id"] for _, attributes in page.elements if "id" in attributes
@@ -296,15 +298,15 @@ def test_one_method_alone_has_nothing_to_be_compared_with(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_several_seeds_are_means_and_a_changed_picture_names_its_own(tmp_path: Path) -> None:
+def test_several_seeds_are_means_and_a_changed_image_names_its_own(tmp_path: Path) -> None:
     with Store(tmp_path / "run") as store:
         fill(store, tmp_path / "animals", seeds=(0, 7), methods=("clip", "use"))
-        first = next(store.rows({"picture": "c.png", "seed": 7, "method": "use"}))
+        first = next(store.rows({"image": "c.png", "seed": 7, "method": "use"}))
         store.add([replace(first, true_probability=0.99)])
         page = report(store, tmp_path / "report.html")
     assert "random draws seeds 0, 7" in page.text
     assert "75.00 ±0.00" in page.text
-    assert "Wrong → right: 4 of 8 answers; the most changed pictures" in page.text
+    assert "Wrong → right: 4 of 8 answers; the most changed images" in page.text
     assert "true class: 14 % → 99 % Animals, c.png, seed 7" in page.text
     assert page.text.count("Animals, c.png") == 1
 
@@ -324,9 +326,9 @@ def test_any_method_can_be_compared_with_and_a_wrong_name_is_an_error(tmp_path: 
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_fewer_pictures_are_shown_on_demand_and_a_third_of_them_in_folds(tmp_path: Path) -> None:
+def test_fewer_images_are_shown_on_demand_and_a_third_of_them_in_folds(tmp_path: Path) -> None:
     with Store(tmp_path / "run") as store:
-        fill(store, tmp_path / "animals")  # two methods make the same two pictures right, and one wrong
+        fill(store, tmp_path / "animals")  # two methods make the same two images right, and one wrong
         assert len(report(store, tmp_path / "2.html", shown=2).all("article")) == (2 + 1) + (1 + 1)
         assert len(report(store, tmp_path / "0.html", shown=0).all("article")) == 0
 
@@ -342,13 +344,13 @@ def test_the_method_that_was_asked_for_last_is_shown_in_full(tmp_path: Path) -> 
     assert "clip → use: 2 became right, 1 wrong" in page.text
 
 
-def test_a_picture_is_shown_as_the_model_saw_it_not_turned_upright(tmp_path: Path) -> None:
+def test_a_image_is_shown_as_the_model_saw_it_not_turned_upright(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[274] = 6
     with Store(tmp_path / "run") as store:
         fill(store, tmp_path / "animals")
-        make_picture(0, (60, 40)).save(tmp_path / "animals" / "a.png", exif=exif)
-        assert Album(store).show("animals", "a.png", 0).picture.size == (60, 40)
+        make_image(0, (60, 40)).save(tmp_path / "animals" / "a.png", exif=exif)
+        assert Album(store).show("animals", "a.png", 0).image.size == (60, 40)
 
 
 def test_an_empty_run_is_an_error(tmp_path: Path) -> None:
@@ -360,19 +362,19 @@ def test_an_empty_run_is_an_error(tmp_path: Path) -> None:
 def test_the_views_are_those_that_the_run_looked_at(tmp_path: Path, tiny_model: CLIP, family: str) -> None:
     names = ("a.png", "b.png")
     for i, name in enumerate(names):
-        make_picture(i).save(tmp_path / name)
+        make_image(i).save(tmp_path / name)
     dataset = Dataset("animals", "Animals", family, CLASSES, names, (0, 1), tmp_path, "")  # type: ignore[arg-type]
-    evaluate(tiny_model, [dataset], ["clip", "se"], tmp_path / "run", Setting(views=6), seeds=(3,))
+    evaluate(tiny_model, [dataset], ["clip", "se"], tmp_path / "run", EvalSettings(views=6), seeds=(3,))
     text = ClassPrompts(tiny_model.text, CLASSES).features()
     with Store(tmp_path / "run", create=False) as store:
-        for picture in dataset:
-            seen = store.seen("animals", picture.id, 3)
-            shown = Album(store).show("animals", picture.id, 3)
+        for item in dataset:
+            seen = store.seen("animals", item.id, 3)
+            shown = Album(store).show("animals", item.id, 3)
             assert seen is not None
             assert [view for view, _ in shown.views] == list(seen.views)
             assert len(shown.views) == 4
             recipe = ViewRecipe(6, 32, augmix=family == "fine-grained", seed=3)
-            expected = make_views(shown.picture, picture.id, recipe).float()
+            expected = make_views(shown.image, item.id, recipe).float()
             for view, image in shown.views:
                 pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
                 scale = 255 if family == "fine-grained" else 1
@@ -382,8 +384,8 @@ def test_the_views_are_those_that_the_run_looked_at(tmp_path: Path, tiny_model: 
                 assert int(logits.argmax()) == view.label
 
 
-def test_a_run_that_does_not_tell_its_folder_cannot_show_pictures(tmp_path: Path) -> None:
-    with Store(tmp_path / "run") as store, pytest.raises(ImageError, match="does not tell where its pictures are"):
+def test_a_run_that_does_not_tell_its_folder_cannot_show_images(tmp_path: Path) -> None:
+    with Store(tmp_path / "run") as store, pytest.raises(ImageError, match="does not tell where its images are"):
         Album(store).show("animals", "a.png", 0)
 
 

@@ -9,25 +9,25 @@ import pytest
 from rich.console import Console
 
 from usetta.report import tables
-from usetta.report.tables import Cell, Column, Row, Table, beside_paper
+from usetta.report.tables import Cell, Column, Table, TableRow, beside_paper
 
 
 def results() -> Table:
     """Two sections; a standard deviation, paper's numbers, missing cells, and a note of every kind."""
     return Table(
         "Accuracy (%)",
-        (Column("imagenet", "ImageNet", notes=("500 of 50,000 pictures",)), Column("seconds", digits=3, best="low")),
+        (Column("imagenet", "ImageNet", notes=("500 of 50,000 images",)), Column("seconds", digits=3, best="low")),
         (
-            Row("clip", {"imagenet": Cell(66.7, paper=66.72), "seconds": Cell(0.0171)}, "without tuning"),
-            Row(
+            TableRow("clip", {"imagenet": Cell(66.7, paper=66.72), "seconds": Cell(0.0171)}, "without tuning"),
+            TableRow(
                 "se",
-                {"imagenet": Cell(69.314, 0.06, 69.15, ("one seed",), ("500 of 50,000 pictures",))},
+                {"imagenet": Cell(69.314, 0.06, 69.15, ("one seed",), ("500 of 50,000 images",))},
                 "without tuning",
                 paper_notes=("another model",),
             ),
-            Row("use", {"seconds": Cell(math.nan), "imagenet": Cell(paper=69.72)}, "with tuning", notes=("slow",)),
+            TableRow("use", {"seconds": Cell(math.nan), "imagenet": Cell(paper=69.72)}, "with tuning", notes=("slow",)),
         ),
-        notes=("3 pictures could not be read",),
+        notes=("3 images could not be read",),
     )
 
 
@@ -55,12 +55,12 @@ def test_the_terminal_shows_the_papers_numbers_below_ours() -> None:
         useᵈ                –             –
           paper         69.72             –
 
-        ᵃ 500 of 50,000 pictures
+        ᵃ 500 of 50,000 images
         ᵇ one seed
         ᶜ another model
         ᵈ slow
           paper: its number, and by how much ours differs from it
-          3 pictures could not be read
+          3 images could not be read
         """
     )
 
@@ -81,7 +81,7 @@ def test_markdown() -> None:
         | use<sup>d</sup>         |                           – |       – |
         | &emsp;paper             |                       69.72 |       – |
 
-        <sup>a</sup> 500 of 50,000 pictures
+        <sup>a</sup> 500 of 50,000 images
 
         <sup>b</sup> one seed
 
@@ -91,7 +91,7 @@ def test_markdown() -> None:
 
         paper: its number, and by how much ours differs from it
 
-        3 pictures could not be read
+        3 images could not be read
         """
     )
 
@@ -117,12 +117,12 @@ def test_latex() -> None:
         \quad paper & 69.72 & -- \\
         \bottomrule
         \end{tabular}
-        \par\smallskip\footnotesize \textsuperscript{a} 500 of 50,000 pictures
+        \par\smallskip\footnotesize \textsuperscript{a} 500 of 50,000 images
         \par \textsuperscript{b} one seed
         \par \textsuperscript{c} another model
         \par \textsuperscript{d} slow
         \par paper: its number, and by how much ours differs from it
-        \par 3 pictures could not be read
+        \par 3 images could not be read
         \end{table}
         """
     ).lstrip("\n")
@@ -132,11 +132,11 @@ def test_csv_has_one_line_per_cell() -> None:
     assert tables.as_csv(results()) == dedent(
         """\
         section,method,column,value,std,paper,difference,notes
-        without tuning,clip,imagenet,66.7,,66.72,-0.02,"500 of 50,000 pictures"
+        without tuning,clip,imagenet,66.7,,66.72,-0.02,"500 of 50,000 images"
         without tuning,clip,seconds,0.0171,,,,
-        without tuning,se,imagenet,69.314,0.06,69.15,0.164,"500 of 50,000 pictures; one seed; another model"
+        without tuning,se,imagenet,69.314,0.06,69.15,0.164,"500 of 50,000 images; one seed; another model"
         without tuning,se,seconds,,,,,
-        with tuning,use,imagenet,,,69.72,,"500 of 50,000 pictures; slow"
+        with tuning,use,imagenet,,,69.72,,"500 of 50,000 images; slow"
         with tuning,use,seconds,,,,,slow
         """
     )
@@ -145,7 +145,7 @@ def test_csv_has_one_line_per_cell() -> None:
 def test_json_holds_everything_and_no_nan() -> None:
     stored = json.loads(tables.as_json(results()), parse_constant=pytest.fail)
     assert stored["title"] == "Accuracy (%)"
-    assert stored["notes"] == ["3 pictures could not be read"]
+    assert stored["notes"] == ["3 images could not be read"]
     assert [column["name"] for column in stored["columns"]] == ["imagenet", "seconds"]
     assert stored["columns"][1]["best"] == "low"
     assert [row["name"] for row in stored["rows"]] == ["clip", "se", "use"]
@@ -156,13 +156,13 @@ def test_json_holds_everything_and_no_nan() -> None:
         "paper": 69.15,
         "difference": 0.164,
         "notes": ["one seed"],
-        "paper_notes": ["500 of 50,000 pictures"],
+        "paper_notes": ["500 of 50,000 images"],
     }
     assert stored["rows"][2]["cells"]["seconds"]["value"] is None
 
 
 def test_rows_of_the_same_name_keep_their_own_numbers() -> None:
-    rows = (Row("use", {"pets": Cell(1.0)}, "ViT-B-16"), Row("use", {"pets": Cell(2.0)}, "RN50"))
+    rows = (TableRow("use", {"pets": Cell(1.0)}, "ViT-B-16"), TableRow("use", {"pets": Cell(2.0)}, "RN50"))
     stored = json.loads(tables.as_json(Table("", (Column("pets"),), rows)))
     assert [row["cells"]["pets"]["value"] for row in stored["rows"]] == [1.0, 2.0]
 
@@ -174,7 +174,7 @@ def bold(table: Table) -> list[str]:
 
 def one_column(*values: float | None, best: str = "high", sections: str = "") -> Table:
     rows = [
-        Row(f"m{i}", {"pets": Cell(value)}, section)
+        TableRow(f"m{i}", {"pets": Cell(value)}, section)
         for i, (value, section) in enumerate(zip(values, sections or [""] * len(values), strict=True))
     ]
     return Table("", (Column("pets", best=best),), tuple(rows))  # type: ignore[arg-type]
@@ -197,10 +197,10 @@ def test_every_section_has_its_own_best() -> None:
 
 
 def test_the_difference_is_that_of_the_numbers_shown() -> None:
-    table = Table("", (Column("pets"),), (Row("se", {"pets": Cell(69.145, paper=69.156)}),))
+    table = Table("", (Column("pets"),), (TableRow("se", {"pets": Cell(69.145, paper=69.156)}),))
     assert "69.14 " in tables.markdown(table)
     assert "69.16 −0.02 " in tables.markdown(table)
-    nothing = Table("", (Column("pets"),), (Row("se", {"pets": Cell(-0.001, paper=0.0)}),))
+    nothing = Table("", (Column("pets"),), (TableRow("se", {"pets": Cell(-0.001, paper=0.0)}),))
     assert "| 0.00 +0.00 |" in tables.markdown(nothing)
     assert Cell(69.145, paper=69.156).difference == pytest.approx(-0.011)
 
@@ -216,7 +216,9 @@ def test_what_bold_means_in_a_terminal() -> None:
 def wide() -> Table:
     names = [f"set{i}" for i in range(15)]
     cells = {name: Cell(50.0 + i, 0.1, 51.0) for i, name in enumerate(names)}
-    return Table("Fifteen sets", tuple(map(Column, names)), (Row("clip", cells), Row("se:rescaling=root", cells)))
+    return Table(
+        "Fifteen sets", tuple(map(Column, names)), (TableRow("clip", cells), TableRow("se:rescaling=root", cells))
+    )
 
 
 @pytest.mark.parametrize(("width", "parts"), [(80, 4), (120, 3), (300, 1), (40, 15)])
@@ -234,14 +236,14 @@ def test_a_wide_table_goes_on_below_itself(width: int, parts: int) -> None:
 
 def test_a_long_name_is_folded_and_not_cut() -> None:
     name = "use:steps=4:gamma=0.2:beta=uniform:rescaling=square"
-    lines = printed(Table("", (Column("pets"),), (Row(name, {"pets": Cell(1.0)}),)), 40).splitlines()
+    lines = printed(Table("", (Column("pets"),), (TableRow(name, {"pets": Cell(1.0)}),)), 40).splitlines()
     assert max(map(len, lines)) <= 40
     assert "".join(line[:20].strip() for line in lines[4:]) == name
 
 
 def test_what_means_something_to_latex_is_escaped() -> None:
     odd = r"50% & $5 #1 a_b {x} ~ ^ \ [*] <|> " + '"q"'
-    text = tables.latex(Table(odd, (Column("x", odd),), (Row(odd, {"x": Cell(1.0, notes=(odd,))}),), notes=(odd,)))
+    text = tables.latex(Table(odd, (Column("x", odd),), (TableRow(odd, {"x": Cell(1.0, notes=(odd,))}),), notes=(odd,)))
     escaped = (
         r"50\% \& \$5 \#1 a\_b \{x\} \textasciitilde{} \textasciicircum{} \textbackslash{} {[}{*}{]} "
         r"\textless{}\textbar{}\textgreater{} ''q''"
@@ -252,7 +254,7 @@ def test_what_means_something_to_latex_is_escaped() -> None:
 
 
 def test_what_means_something_to_markdown_or_rich_is_shown_as_it_is() -> None:
-    table = Table("[bold]t[/bold]", (Column("a|b"),), (Row("se_stats*", {"a|b": Cell(1.0, notes=("<b>",))}),))
+    table = Table("[bold]t[/bold]", (Column("a|b"),), (TableRow("se_stats*", {"a|b": Cell(1.0, notes=("<b>",))}),))
     text = tables.markdown(table)
     assert r"**\[bold\]t\[/bold\]**" in text
     assert "| method      |             a\\|b |" in text
@@ -263,7 +265,9 @@ def test_what_means_something_to_markdown_or_rich_is_shown_as_it_is() -> None:
 
 def test_unicode_and_line_breaks() -> None:
     table = Table(
-        "Größe\nβ", (Column("x", "名前"),), (Row("naïve\tmethod", {"x": Cell(1.0)}), Row("名", {"x": Cell(2.0)}))
+        "Größe\nβ",
+        (Column("x", "名前"),),
+        (TableRow("naïve\tmethod", {"x": Cell(1.0)}), TableRow("名", {"x": Cell(2.0)})),
     )
     assert printed(table) == dedent(
         """\
@@ -281,13 +285,13 @@ def test_unicode_and_line_breaks() -> None:
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
-    table = Table("", (Column("x"),), (Row("se", {"x": Cell(np.float64(1.5), np.float32(0.25), np.array(1.0))}),))  # type: ignore[arg-type]
+    table = Table("", (Column("x"),), (TableRow("se", {"x": Cell(np.float64(1.5), np.float32(0.25), np.array(1.0))}),))  # type: ignore[arg-type]
     assert json.loads(tables.as_json(table))["rows"][0]["cells"]["x"]["difference"] == 0.5
     assert "1.50±0.25" in printed(table)
 
 
 def test_more_notes_than_letters() -> None:
-    rows = tuple(Row(f"m{i}", notes=(f"note {i}",)) for i in range(27))
+    rows = tuple(TableRow(f"m{i}", notes=(f"note {i}",)) for i in range(27))
     text = tables.markdown(Table("", (Column("x"),), rows))
     assert "| m0<sup>a</sup>" in text
     assert "| m24<sup>z</sup>" in text
@@ -297,18 +301,18 @@ def test_more_notes_than_letters() -> None:
 
 
 def test_a_table_without_rows_or_columns_is_still_a_table() -> None:
-    empty = Table("Nothing yet", (), (), notes=("no pictures",))
-    assert printed(empty) == "Nothing yet\n\n  no pictures\n"
-    assert tables.markdown(empty) == "**Nothing yet**\n\n| method |\n| ------ |\n\nno pictures\n"
+    empty = Table("Nothing yet", (), (), notes=("no images",))
+    assert printed(empty) == "Nothing yet\n\n  no images\n"
+    assert tables.markdown(empty) == "**Nothing yet**\n\n| method |\n| ------ |\n\nno images\n"
     for render in tables.FORMATS.values():
         assert render(empty)
         assert render(Table("", (Column("x"),), ()))
 
 
 def test_beside_paper_fills_in_what_the_paper_has() -> None:
-    columns = (Column("imagenet"), Column("avg"), Column("my-pictures"))
+    columns = (Column("imagenet"), Column("avg"), Column("my-images"))
     noted = Cell(69.6, paper_notes=("mine too",))
-    rows = (Row("se", {"imagenet": Cell(69.25)}), Row("uniform", {"imagenet": noted}), Row("mine"))
+    rows = (TableRow("se", {"imagenet": Cell(69.25)}), TableRow("uniform", {"imagenet": noted}), TableRow("mine"))
     se, uniform, mine = beside_paper(Table("", columns, rows), "ViT-B-16").rows
     assert se.cells == {"imagenet": Cell(69.25, paper=69.15), "avg": Cell(paper=64.34)}
     assert uniform.cells["imagenet"].paper_notes == ("mine too", "the paper has the same numbers for rce+uniform")
@@ -317,7 +321,7 @@ def test_beside_paper_fills_in_what_the_paper_has() -> None:
 
 
 def test_beside_paper_says_when_the_model_is_another() -> None:
-    table = Table("", (Column("pets"),), (Row("se", {"pets": Cell(80.0)}), Row("mine", {"pets": Cell(81.0)})))
+    table = Table("", (Column("pets"),), (TableRow("se", {"pets": Cell(80.0)}), TableRow("mine", {"pets": Cell(81.0)})))
     text = printed(beside_paper(table, "ViT-B-16", our_model="ViT-B-32"))
     assert "  paperᵃ  87.86 −7.86\n" in text
     assert "ᵃ the paper's model is ViT-B-16, ours ViT-B-32\n" in text
@@ -326,7 +330,7 @@ def test_beside_paper_says_when_the_model_is_another() -> None:
 
 
 def test_beside_paper_knows_coop_ensembles_and_the_resnet() -> None:
-    table = Table("", (Column("fgvc"),), (Row("se"),))
+    table = Table("", (Column("fgvc"),), (TableRow("se"),))
 
     def value(**settings: bool) -> float | None:
         return beside_paper(table, "ViT-B-16", **settings).rows[0].cells["fgvc"].paper  # type: ignore[arg-type]
@@ -336,5 +340,5 @@ def test_beside_paper_knows_coop_ensembles_and_the_resnet() -> None:
 
 
 def test_doubts_about_the_last_digit_make_no_footnote() -> None:
-    table = beside_paper(Table("", (Column("imagenet"),), (Row("r-tpt"),)), "ViT-B-16")
+    table = beside_paper(Table("", (Column("imagenet"),), (TableRow("r-tpt"),)), "ViT-B-16")
     assert table.rows[0].cells["imagenet"] == Cell(paper=69.31)

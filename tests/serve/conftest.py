@@ -17,19 +17,19 @@ import pytest
 import torch
 from PIL import Image
 
-from conftest import make_picture
+from conftest import make_image
 from usetta.models import Model
 from usetta.models.clip import CLIP
 from usetta.serve import log
-from usetta.serve.engine import Engine
 from usetta.serve.server import listen, make_server
+from usetta.serve.service import ModelService
 from usetta.serve.settings import Settings
 
 CLASSES = ["tabby cat", "red fox", "golden retriever"]
 
 
 def png(seed: int = 0, size: tuple[int, int] = (60, 40)) -> bytes:
-    return saved(make_picture(seed, size), "PNG")
+    return saved(make_image(seed, size), "PNG")
 
 
 def saved(image: Image.Image, kind: str) -> bytes:
@@ -47,7 +47,7 @@ class Running:
     """A server in a thread of this process."""
 
     port: int
-    engine: Engine
+    engine: ModelService
     signal: Callable[[int], None]
 
     @property
@@ -57,13 +57,13 @@ class Running:
     def ask(
         self, content: bytes = b"", *, timeout: float = 60, headers: dict[str, str] | None = None, **options: Any
     ) -> httpx.Response:
-        """The answer about a picture, asked in JSON."""
-        asked = {"picture": in_base64(content or png()), "classes": CLASSES, "views": 8} | options
+        """The answer about an image, asked in JSON."""
+        asked = {"image": in_base64(content or png()), "classes": CLASSES, "views": 8} | options
         return httpx.post(f"{self.url}/v1/classify", json=asked, timeout=timeout, headers=headers)
 
     def send(self, fields: dict[str, Any], content: bytes | None = None, name: str = "cat.png") -> httpx.Response:
-        """The answer about a picture, asked by a form."""
-        files = {"picture": (name, png() if content is None else content)}
+        """The answer about an image, asked by a form."""
+        files = {"image": (name, png() if content is None else content)}
         return httpx.post(f"{self.url}/v1/classify", data=fields, files=files, timeout=60)
 
     def raw(self, request: bytes) -> "Wire":
@@ -148,7 +148,7 @@ def log_as_before() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_lane() -> Iterator[None]:
-    """Pictures that go together through the model are one call of it, as many cores as there may be."""
+    """Images that go together through the model are one call of it, as many cores as there may be."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -13,9 +13,9 @@ import pytest
 from serve.conftest import CLASSES, Running, Waiting, eventually, in_base64, png, running
 from usetta import Classifier, methods
 from usetta.coop import save_context
+from usetta.methods.recipe import READOUTS
 from usetta.models.clip import CLIP
 from usetta.prompts import ClassPrompts
-from usetta.recipe import READOUTS
 from usetta.serve.settings import Settings
 
 NEAR = {"rel": 0, "abs": 1e-4}
@@ -76,7 +76,7 @@ def test_a_form_says_the_same_as_json(server: Running) -> None:
     assert by_form.status_code == 200, by_form.text
     assert by_form.json() | {"source": ""} == by_json.json() | {"source": ""}
     assert by_form.json()["source"] == "cat.png"
-    assert by_json.json()["source"] == "picture"
+    assert by_json.json()["source"] == "image"
     assert len(by_form.json()["ranked"]) == 2
 
 
@@ -86,33 +86,33 @@ def test_class_names_of_a_form_may_come_one_per_line(server: Running) -> None:
 
 
 def test_views_may_be_left_out_and_are_then_as_many_as_the_limit_allows(server: Running, tiny_model: CLIP) -> None:
-    answer = httpx.post(f"{server.url}/v1/classify", json={"picture": in_base64(png()), "classes": CLASSES})
+    answer = httpx.post(f"{server.url}/v1/classify", json={"image": in_base64(png()), "classes": CLASSES})
     assert len(answer.json()["why"]["entropies"]) == 64
     few = Settings(limits=replace(Settings().limits, views=5))
     with running(few, tiny_model) as other:
-        answer = httpx.post(f"{other.url}/v1/classify", json={"picture": in_base64(png()), "classes": CLASSES})
+        answer = httpx.post(f"{other.url}/v1/classify", json={"image": in_base64(png()), "classes": CLASSES})
         assert len(answer.json()["why"]["entropies"]) == 5
 
 
-def test_a_batch_has_an_answer_for_each_picture_and_the_error_in_the_place_of_a_bad_one(
+def test_a_batch_has_an_answer_for_each_image_and_the_error_in_the_place_of_a_bad_one(
     server: Running, tiny_model: CLIP
 ) -> None:
-    pictures = [in_base64(png(0)), in_base64(b"no picture"), "no base64!", in_base64(png(1))]
-    asked = {"pictures": pictures, "classes": CLASSES, "views": 4, "method": "use"}
+    images = [in_base64(png(0)), in_base64(b"no image"), "no base64!", in_base64(png(1))]
+    asked = {"images": images, "classes": CLASSES, "views": 4, "method": "use"}
     answer = httpx.post(f"{server.url}/v1/classify/batch", json=asked)
     assert answer.status_code == 200
     first, text, garbled, last = answer.json()["answers"]
     assert_same(first, expected(tiny_model, png(0), CLASSES, "use", views=4))
     assert_same(last, expected(tiny_model, png(1), CLASSES, "use", views=4))
-    assert text["error"]["code"] == garbled["error"]["code"] == "unreadable_picture"
-    assert text["error"]["field"] == "pictures[1]"
-    assert "not a picture" in text["error"]["message"]
+    assert text["error"]["code"] == garbled["error"]["code"] == "unreadable_image"
+    assert text["error"]["field"] == "images[1]"
+    assert "not an image" in text["error"]["message"]
     assert "not valid base64" in garbled["error"]["message"]
-    assert [each["source"] for each in (first, text, garbled, last)] == [f"pictures[{i}]" for i in range(4)]
+    assert [each["source"] for each in (first, text, garbled, last)] == [f"images[{i}]" for i in range(4)]
 
 
 def test_a_batch_by_form_keeps_the_names_of_the_files(server: Running) -> None:
-    files = [("pictures", (f"{name}.png", content)) for name, content in [("a", png(0)), ("b", b"?"), ("ç", png(1))]]
+    files = [("images", (f"{name}.png", content)) for name, content in [("a", png(0)), ("b", b"?"), ("ç", png(1))]]
     answer = httpx.post(f"{server.url}/v1/classify/batch", data={"classes": CLASSES, "views": "4"}, files=files)
     assert [each["source"] for each in answer.json()["answers"]] == ["a.png", "b.png", "ç.png"]
     assert ["error" in each for each in answer.json()["answers"]] == [False, True, False]
@@ -155,7 +155,7 @@ def test_many_clients_with_their_own_classes_and_methods_get_their_own_answers(
         assert_same(answer.json(), expected(tiny_model, content, classes, method, views=views))
 
 
-def test_pictures_that_wait_together_go_through_the_tower_together(waiting: Waiting, tiny_model: CLIP) -> None:
+def test_images_that_wait_together_go_through_the_tower_together(waiting: Waiting, tiny_model: CLIP) -> None:
     with running(Settings(batch_views=12), waiting) as server, ThreadPoolExecutor(6) as clients:
         first = clients.submit(server.ask, png(0), views=4)
         eventually(lambda: waiting.calls == [4])
@@ -167,8 +167,8 @@ def test_pictures_that_wait_together_go_through_the_tower_together(waiting: Wait
         waiting.may.set()
         answers = [each.result() for each in (first, *others, last)]
         assert waiting.calls == [4, 9, 8]  # the last one would have been too much
-        assert server.metric("usetta_batch_pictures_count") == 3
-        assert server.metric("usetta_batch_pictures_sum") == 5
+        assert server.metric("usetta_batch_images_count") == 3
+        assert server.metric("usetta_batch_images_sum") == 5
     assert [answer.status_code for answer in answers] == [200] * 5
     for i, answer in enumerate(answers[:3]):
         assert_same(answer.json(), expected(tiny_model, png(i), (CLASSES[: 1 + i] if i else CLASSES), views=4))
@@ -209,7 +209,7 @@ def test_other_models_are_never_downloaded(tiny_model: CLIP, monkeypatch: pytest
         other.name = name
         return other
 
-    monkeypatch.setattr("usetta.serve.engine.load_model", load)
+    monkeypatch.setattr("usetta.serve.service.load_model", load)
     with running(Settings(also=("one", "two")), tiny_model) as server:
         assert list(server.engine.models) == ["tiny-random", "one", "two"]
     assert asked == [("one", True), ("two", True)]

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from PIL import Image
 
-from conftest import make_picture
+from conftest import make_image
 from serve.conftest import CLASSES, in_base64, saved
 from serve.test_process import started
 
@@ -30,7 +30,7 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-PICTURE = saved(make_picture(0, (120, 80)), "PNG")
+IMAGE = saved(make_image(0, (120, 80)), "PNG")
 KEY = "a key with spaces"
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium (`make browser` installs it)")
@@ -87,8 +87,8 @@ def visit(browser: Any, url: str) -> Iterator[Callable[..., Any]]:
     assert wrong == []
 
 
-def upload(page: Any, content: bytes = PICTURE, name: str = "picture.png") -> None:
-    page.set_input_files("#picture-file", {"name": name, "mimeType": "image/png", "buffer": content})
+def upload(page: Any, content: bytes = IMAGE, name: str = "image.png") -> None:
+    page.set_input_files("#image-file", {"name": name, "mimeType": "image/png", "buffer": content})
 
 
 def classify(page: Any, classes: list[str] | None = None) -> Any:
@@ -104,14 +104,14 @@ def overflow(page: Any) -> int:
     return found
 
 
-def test_a_picture_is_classified_and_the_answer_explained(visit: Callable[..., Any], url: str, tmp_path: Path) -> None:
+def test_a_image_is_classified_and_the_answer_explained(visit: Callable[..., Any], url: str, tmp_path: Path) -> None:
     page = visit()
     upload(page)
-    page.wait_for_selector("#picture img")
+    page.wait_for_selector("#image img")
     page.get_by_label("SE", exact=True).uncheck()
     assert page.get_by_label("USE", exact=True).is_checked()
     answer = classify(page)
-    asked = {"picture": in_base64(PICTURE), "classes": CLASSES, "method": "use", "views": 16}
+    asked = {"image": in_base64(IMAGE), "classes": CLASSES, "method": "use", "views": 16}
     expected = httpx.post(f"{url}/v1/classify", json=asked, timeout=60).json()
     assert answer.locator(".card h3").all_inner_texts() == ["Zero-shot", "USE"]
     assert answer.locator(".card .label bdi").last.inner_text() == expected["label"]
@@ -132,20 +132,20 @@ def test_a_picture_is_classified_and_the_answer_explained(visit: Callable[..., A
     assert Image.open(tmp_path / "page.png").width == 1280
 
 
-def test_another_picture_can_follow_dropped_on_the_field(visit: Callable[..., Any]) -> None:
+def test_another_image_can_follow_dropped_on_the_field(visit: Callable[..., Any]) -> None:
     page = visit()
     upload(page)
-    assert "picture.png" in page.locator("#picture img").get_attribute("src")
+    assert "image.png" in page.locator("#image img").get_attribute("src")
     dropped = page.evaluate_handle(
         """(content) => {
             const bytes = Uint8Array.from(atob(content), (c) => c.charCodeAt(0)), data = new DataTransfer();
             data.items.add(new File([bytes], "an other one's.png", { type: "image/png" }));
             return data;
         }""",
-        in_base64(PICTURE),
+        in_base64(IMAGE),
     )
-    page.dispatch_event("#picture label", "drop", {"dataTransfer": dropped})
-    page.wait_for_function("document.querySelector('#picture img')?.src.includes('other')")
+    page.dispatch_event("#image label", "drop", {"dataTransfer": dropped})
+    page.wait_for_function("document.querySelector('#image img')?.src.includes('other')")
     answer = classify(page)
     with page.expect_download() as download:
         answer.get_by_text("Numbers (JSON)").click()
@@ -162,10 +162,10 @@ def test_everything_can_be_done_with_the_keyboard(visit: Callable[..., Any]) -> 
                 return
         pytest.fail(f"there is no way to {where} by the tabulator")
 
-    tab_to("#picture-file")
+    tab_to("#image-file")
     tab_to("#example-rocket")
     page.keyboard.press("Enter")
-    page.wait_for_selector("#picture img")
+    page.wait_for_selector("#image img")
     tab_to("#classes textarea")
     assert page.input_value("#classes textarea").startswith("rocket\n")
     tab_to("#classify")
@@ -189,7 +189,7 @@ def test_it_fits_the_width_of_a_phone(visit: Callable[..., Any], scheme: str) ->
         assert box["x"] + box["width"] <= 390
 
 
-def test_the_answer_can_be_kept_as_json_and_as_a_picture(visit: Callable[..., Any]) -> None:
+def test_the_answer_can_be_kept_as_json_and_as_a_image(visit: Callable[..., Any]) -> None:
     page = visit(accept_downloads=True)
     upload(page, name="my cat.png")
     answer = classify(page)
@@ -198,28 +198,28 @@ def test_the_answer_can_be_kept_as_json_and_as_a_picture(visit: Callable[..., An
     told = json.loads(Path(numbers.value.path()).read_text(encoding="utf-8"))
     assert (numbers.value.suggested_filename, told["source"]) == ("usetta.json", "my cat.png")
     assert [each["method"] for each in told["answers"]] == ["clip", "se", "use"]
-    with page.expect_download() as picture:
+    with page.expect_download() as image:
         answer.locator("a[download='usetta.jpg']").click()
-    assert Image.open(io.BytesIO(Path(picture.value.path()).read_bytes())).width == 1540
+    assert Image.open(io.BytesIO(Path(image.value.path()).read_bytes())).width == 1540
 
 
 def test_what_is_wrong_is_told_and_can_be_mended(visit: Callable[..., Any]) -> None:
     page = visit()
-    assert "There is no picture yet" in classify(page).inner_text()
-    upload(page, b"no picture at all", "notes.png")
+    assert "There is no image yet" in classify(page).inner_text()
+    upload(page, b"no image at all", "notes.png")
     page.wait_for_timeout(500)  # the browser cannot show it, so that there is nothing to wait for
-    assert "not a picture in a format that is read here" in classify(page).inner_text()
+    assert "not an image in a format that is read here" in classify(page).inner_text()
     upload(page)
-    page.wait_for_selector("#picture img")
+    page.wait_for_selector("#image img")
     assert "at least two classes" in classify(page, ["tabby cat"]).inner_text()
     assert classify(page).locator(".card").count() == 3
 
 
 def test_a_file_that_is_too_large_is_not_sent(visit: Callable[..., Any]) -> None:
     page = visit()
-    upload(page, PICTURE + bytes(13 * 2**20))
-    page.wait_for_function("document.querySelector('#picture .problem').textContent")
-    assert "13.0 MB; this server takes up to 11.7 MB" in page.locator("#picture .problem").inner_text()
+    upload(page, IMAGE + bytes(13 * 2**20))
+    page.wait_for_function("document.querySelector('#image .problem').textContent")
+    assert "13.0 MB; this server takes up to 11.7 MB" in page.locator("#image .problem").inner_text()
 
 
 def test_what_is_typed_is_never_run(visit: Callable[..., Any]) -> None:
@@ -235,15 +235,15 @@ def test_with_keys_the_browser_asks_for_one(visit: Callable[..., Any], tiny_chec
     with started(tiny_checkpoint, "--api-key", KEY) as (_, address):
         page = visit(address=address, http_credentials={"username": "anybody", "password": KEY})
         page.click("#example-cat")
-        page.wait_for_selector("#picture img")
+        page.wait_for_selector("#image img")
         assert classify(page).locator(".card").count() == 3
 
 
 def test_the_examples_are_shown(visit: Callable[..., Any]) -> None:
     page = visit()
     page.click("#example-cat")
-    page.wait_for_selector("#picture img")
-    source = page.locator("#picture img").get_attribute("src")
+    page.wait_for_selector("#image img")
+    source = page.locator("#image img").get_attribute("src")
     head, _, content = source.partition(";base64,")
     assert head == "data:image/jpeg;name=cat.jpg"
     assert Image.open(io.BytesIO(base64.b64decode(content))).format == "JPEG"

@@ -12,7 +12,7 @@ import pytest
 from typer.main import get_command
 
 import usetta.cli.serve
-from conftest import make_picture
+from conftest import make_image
 from serve.conftest import CLASSES, Running, running
 from usetta.cli import app
 from usetta.models.clip import CLIP
@@ -31,7 +31,7 @@ def section(title: str) -> str:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with the files that the page speaks of."""
     for i, name in enumerate(("cat.png", "fox.png")):
-        make_picture(i).save(tmp_path / name)
+        make_image(i).save(tmp_path / name)
     (tmp_path / "classes.txt").write_text("\n".join(CLASSES), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
 

@@ -27,7 +27,7 @@ CHECKS = [
     response_headers_conformance,
     response_schema_conformance,
 ]
-"""Not that data of the right shape is accepted: hardly any string is a picture in base64."""
+"""Not that data of the right shape is accepted: hardly any string is an image in base64."""
 
 WORK = ("/v1/classify", "/v1/classify/batch")
 
@@ -79,8 +79,8 @@ def test_the_document_tells_the_limits_of_the_server(document: dict[str, Any]) -
             fields = content[kind]["schema"]["properties"]
             assert (fields["classes"]["maxItems"], fields["classes"]["items"]["maxLength"]) == (1000, 200)
             assert fields["views"]["maximum"] == 128
-    assert fields["pictures"]["items"] == {"type": "string", "format": "binary"}
-    assert content["application/json"]["schema"]["properties"]["pictures"]["maxItems"] == 16
+    assert fields["images"]["items"] == {"type": "string", "format": "binary"}
+    assert content["application/json"]["schema"]["properties"]["images"]["maxItems"] == 16
 
 
 def test_an_answer_has_exactly_what_the_document_tells(server: Running, document: dict[str, Any]) -> None:

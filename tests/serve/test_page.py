@@ -28,18 +28,16 @@ def call(server: Running, name: str, *data: Any, timeout: float = 60, **more: An
     return httpx.post(f"{server.url}/gradio_api/run/{name}", json={"data": data} | more, timeout=timeout)
 
 
-def compare(
-    server: Running, picture: Any = None, classes: Any = CLASSES, methods: Any = ("clip", "use"), views: Any = 8
-):
-    return call(server, "compare", in_base64(png()) if picture is None else picture, classes, list(methods), views)
+def compare(server: Running, image: Any = None, classes: Any = CLASSES, methods: Any = ("clip", "use"), views: Any = 8):
+    return call(server, "compare", in_base64(png()) if image is None else image, classes, list(methods), views)
 
 
 LINES = "\n".join(CLASSES)
 
 
-def shown(server: Running, picture: Any = None, classes: Any = LINES, methods: Any = ("use",)) -> str:
+def shown(server: Running, image: Any = None, classes: Any = LINES, methods: Any = ("use",)) -> str:
     """The HTML that stands in the place of the answer."""
-    answer = call(server, "show", in_base64(png()) if picture is None else picture, classes, list(methods), [], 8)
+    answer = call(server, "show", in_base64(png()) if image is None else image, classes, list(methods), [], 8)
     assert answer.status_code == 200, answer.text
     (html,) = answer.json()["data"]
     return html
@@ -136,12 +134,12 @@ def test_neither_an_address_nor_a_file_that_a_caller_names_is_opened(server: Run
         for named in (address, str(tmp_path / "private.png"), f"file://{tmp_path}/private.png"):
             for meta in ({}, {"meta": {"_type": "gradio.FileData"}}):
                 as_object = {"path": named, "url": named, "orig_name": "private.png"} | meta
-                for data in (as_object, [as_object], {"picture": as_object}):
+                for data in (as_object, [as_object], {"image": as_object}):
                     assert compare(server, data).status_code == 422
                     assert compare(server, classes=data).status_code == 422
             answer = compare(server, named)
-            assert (answer.status_code, answer.json()) == (422, {"error": "picture: not valid base64"})
-            assert sentence(shown(server, named)) == "Picture: not valid base64."
+            assert (answer.status_code, answer.json()) == (422, {"error": "image: not valid base64"})
+            assert sentence(shown(server, named)) == "Image: not valid base64."
         done.set()
         watch.join()
     assert asked == []
@@ -150,7 +148,7 @@ def test_neither_an_address_nor_a_file_that_a_caller_names_is_opened(server: Run
 def test_the_page_says_what_the_api_says(server: Running) -> None:
     content, methods = png(3), ["clip", "se", "use", "mta"]
     found = compare(server, in_base64(content), methods=methods).json()["data"][0]
-    assert (found["model"], found["classes"], found["source"]) == ("tiny-random", CLASSES, "picture")
+    assert (found["model"], found["classes"], found["source"]) == ("tiny-random", CLASSES, "image")
     assert [answer["method"] for answer in found["answers"]] == methods
     for answer in found["answers"]:
         by_api = server.ask(content, method=answer["method"]).json()
@@ -199,17 +197,17 @@ def test_the_files_to_download_are_whole(server: Running) -> None:
     assert told["source"] == "my cat.png"
     assert [len(answer["ranked"]) for answer in told["answers"]] == [3, 3]
     (content,) = re.findall(r'download="usetta.jpg" href="data:image/jpeg;base64,([^"]+)"', html)
-    picture = Image.open(io.BytesIO(base64.b64decode(content)))
-    assert picture.format == "JPEG"
-    assert picture.width == 1540
+    image = Image.open(io.BytesIO(base64.b64decode(content)))
+    assert image.format == "JPEG"
+    assert image.width == 1540
 
 
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"picture": ""}, "There is no picture yet: drop one on the field, or take an example."),
-        ({"picture": in_base64(b"no picture")}, "Picture: "),
-        ({"picture": "data:image/png;base64,"}, "Picture: "),
+        ({"image": ""}, "There is no image yet: drop one on the field, or take an example."),
+        ({"image": in_base64(b"no image")}, "Image: "),
+        ({"image": "data:image/png;base64,"}, "Image: "),
         ({"classes": "tabby cat"}, "Type at least two classes, so that there is something to choose from."),
         ({"classes": "tabby cat\ntabby cat"}, "Type at least two classes, so that there is something to choose from."),
         ({"classes": ""}, "Type at least two classes, so that there is something to choose from."),
@@ -249,7 +247,7 @@ def test_an_unknown_function_and_missing_values_are_refused(server: Running) -> 
     for answer, status, told in (
         (call(server, "nothing", 1), 404, "there is no such function"),
         (call(server, "predict", fn_index=999), 404, "there is no such function"),
-        (call(server, "compare"), 422, "picture: Field required"),
+        (call(server, "compare"), 422, "image: Field required"),
         (call(server, "compare", *[""] * 5), 422, "these are more values than the function takes"),
     ):
         assert (answer.status_code, answer.json()) == (status, {"error": told})
@@ -328,12 +326,12 @@ def told(server: Running, session: str) -> list[dict[str, Any]]:
 
 def test_a_call_that_is_left_is_answered_when_it_is_asked_for(server: Running) -> None:
     good = [in_base64(png()), CLASSES, ["clip", "use"], 8]
-    events = [join(server, "mine", *data).json()["event_id"] for data in (good, ["no picture", *good[1:]])]
+    events = [join(server, "mine", *data).json()["event_id"] for data in (good, ["no image", *good[1:]])]
     assert told(server, "other") == [{"msg": "close_stream"}]
     first, second, last = told(server, "mine")
     assert [first["event_id"], second["event_id"], last["msg"]] == [*events, "close_stream"]
     assert first["output"]["data"] == compare(server).json()["data"]
-    assert (second["success"], second["output"]) == (False, {"error": "picture: not valid base64"})
+    assert (second["success"], second["output"]) == (False, {"error": "image: not valid base64"})
     assert told(server, "mine") == [{"msg": "close_stream"}]
     assert join(server, None, *good).json()["error"]["message"] == "the call names no session"
 
@@ -391,7 +389,7 @@ def test_without_a_page_there_is_none(tiny_model: CLIP) -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_the_examples_are_small_pictures_with_classes(server: Running, name: str) -> None:
+def test_the_examples_are_small_images_with_classes(server: Running, name: str) -> None:
     answer = httpx.get(f"{server.url}/examples/{name}.jpg")
     assert answer.headers["content-type"] == "image/jpeg"
     assert len(answer.content) < 100_000

@@ -23,7 +23,7 @@ PLAIN = "import usetta.cli.serve, usetta.cli; usetta.cli.main()"
 SLOW = """
 import time
 import usetta.cli, usetta.cli.serve
-import usetta.serve.engine as engine
+import usetta.serve.service as engine
 
 class Slow:
     def __init__(self, model): self._model = model
@@ -39,7 +39,7 @@ usetta.cli.main()
 
 
 def ask(url: str, **headers: str) -> httpx.Response:
-    asked = {"picture": in_base64(png()), "classes": CLASSES, "views": 2}
+    asked = {"image": in_base64(png()), "classes": CLASSES, "views": 2}
     return httpx.post(f"{url}/v1/classify", json=asked, headers=headers, timeout=60)
 
 
@@ -191,7 +191,7 @@ def test_every_option_reaches_the_settings(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("usetta.serve.log.configure", lambda: None)
     numbers = dict(
         zip(
-            ["upload", "pixels", "classes", "name-length", "templates", "views", "steps", "pictures", "queue"],
+            ["upload", "pixels", "classes", "name-length", "templates", "views", "steps", "images", "queue"],
             range(11, 20),
             strict=True,
         )

@@ -18,25 +18,25 @@ from usetta import methods
 from usetta.classifier import Classifier
 from usetta.episode import Episode, encode
 from usetta.models import Model
-from usetta.models.base import encode_pictures
+from usetta.models.base import encode_whole_images
 from usetta.models.clip import CLIP
 from usetta.models.precision import prepare
-from usetta.serve.batch import Job, Question, RefusedError, solve
-from usetta.serve.queue import Line, Room
+from usetta.serve.prompt_cache import PromptCache, PromptKey
+from usetta.serve.queue import JobQueue, ViewBudget
 from usetta.serve.server import listen, make_server
 from usetta.serve.settings import Limits, Settings
-from usetta.serve.texts import Texts, Wording
+from usetta.serve.worker import Job, Question, RefusedError, solve
 
-WORDING = Wording("tiny", tuple(CLASSES), None)
+WORDING = PromptKey("tiny", tuple(CLASSES), None)
 
 
 def job(views: int, method: str = "se") -> Job:
     question = Question(WORDING, (methods.get(method),), views)
-    return Job(question, "picture", torch.randint(0, 256, (views, 3, 32, 32), dtype=torch.uint8))
+    return Job(question, "image", torch.randint(0, 256, (views, 3, 32, 32), dtype=torch.uint8))
 
 
 def test_a_line_gives_as_many_as_fit_and_at_least_one() -> None:
-    line, jobs = Line(), [job(5), job(3), job(3), job(9), job(1)]
+    line, jobs = JobQueue(), [job(5), job(3), job(3), job(9), job(1)]
     for each in jobs:
         line.put(each)
     assert line.take(8) == jobs[:2]
@@ -48,7 +48,7 @@ def test_a_line_gives_as_many_as_fit_and_at_least_one() -> None:
 
 
 def test_a_line_forgets_who_was_given_up() -> None:
-    line, jobs = Line(), [job(5), job(5), job(2)]
+    line, jobs = JobQueue(), [job(5), job(5), job(2)]
     for each in jobs:
         line.put(each)
     assert jobs[0].answer.cancel()
@@ -57,9 +57,9 @@ def test_a_line_forgets_who_was_given_up() -> None:
     assert not jobs[2].answer.cancel()  # it is being worked on
 
 
-def test_a_room_is_given_in_order_and_a_large_picture_is_not_overtaken() -> None:
+def test_a_room_is_given_in_order_and_a_large_image_is_not_overtaken() -> None:
     async def story() -> list[str]:
-        room, told = Room(10), []
+        room, told = ViewBudget(10), []
         leave = asyncio.Event()
 
         async def visit(name: str, views: int) -> None:
@@ -82,7 +82,7 @@ def test_a_room_is_given_in_order_and_a_large_picture_is_not_overtaken() -> None
 
 def test_a_room_is_free_again_after_a_visitor_who_gave_up_waiting() -> None:
     async def story() -> bool:
-        room = Room(4)
+        room = ViewBudget(4)
         async with room.take(4):
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.01), room.take(1):
@@ -96,14 +96,14 @@ def test_a_room_is_free_again_after_a_visitor_who_gave_up_waiting() -> None:
 def test_int8_answers_as_the_classifier_does(tiny_model: CLIP) -> None:
     model = copy.deepcopy(tiny_model)
     prepare(model, "int8")
-    exact, models = encode_pictures(model, torch.zeros(1, 3, 32, 32)), {"tiny": model}
+    exact, models = encode_whole_images(model, torch.zeros(1, 3, 32, 32)), {"tiny": model}
     jobs = [job(4), job(1, "clip"), job(6)]
-    solve(jobs, models, Texts(models, 2**30))
+    solve(jobs, models, PromptCache(models, 2**30))
     assert not torch.equal(exact, model.encode_images(torch.zeros(1, 3, 32, 32)))
     classifier = Classifier(CLASSES, model, "se")
     for each in jobs:
         episode = Episode(encode(model, each.pixels))
-        (expected,) = classifier._answer(["picture"], [episode], each.question.recipes[0])
+        (expected,) = classifier._answer(["image"], [episode], each.question.recipes[0])
         assert each.answer.result()[0].probs == pytest.approx(expected.probs, abs=1e-3)
 
 
@@ -120,7 +120,7 @@ def test_what_fails_in_company_is_tried_alone(tiny_model: CLIP, monkeypatch: pyt
     jobs = [job(4), job(4), job(4, "tpt:lr=1e30"), job(1)]
     jobs[1].pixels.zero_()
     models: dict[str, Model] = {"tiny": tiny_model}
-    solve(jobs, models, Texts(models, 2**30))
+    solve(jobs, models, PromptCache(models, 2**30))
     alone = Classifier(CLASSES, tiny_model, "se", views=4)
     assert jobs[0].answer.result()[0].label in alone.classes
     assert isinstance(jobs[1].answer.exception(), MemoryError)
@@ -164,7 +164,7 @@ def test_the_place_is_taken_before_the_body_is_read(waiting: Waiting) -> None:
 
 def asking(views: int = 2) -> bytes:
     """A request as bytes."""
-    body = json.dumps({"picture": in_base64(png()), "classes": CLASSES, "views": views}).encode()
+    body = json.dumps({"image": in_base64(png()), "classes": CLASSES, "views": views}).encode()
     head = "POST /v1/classify HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n"
     return head.format(len(body)).encode() + body
 
@@ -232,7 +232,7 @@ def test_before_the_model_is_loaded_the_server_is_alive_but_not_ready(
         assert loaded.wait(30)
         return tiny_model
 
-    monkeypatch.setattr("usetta.serve.engine.load_model", load)
+    monkeypatch.setattr("usetta.serve.service.load_model", load)
     listener, server = listen("127.0.0.1", 0), make_server(Settings())
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     found = Running(listener.getsockname()[1], server.engine, lambda _number: None)
@@ -276,10 +276,10 @@ def test_a_server_that_stops_finishes_what_it_has_and_takes_nothing_new(waiting:
 
 
 def test_a_server_whose_model_thread_has_ended_stops(tiny_model: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_texts: Texts) -> None:
+    def fail(_texts: PromptCache) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(Texts, "trim", fail)
+    monkeypatch.setattr(PromptCache, "trim", fail)
     listener, server = listen("127.0.0.1", 0), make_server(Settings(), tiny_model)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()

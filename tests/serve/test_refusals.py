@@ -15,17 +15,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import make_picture
+from conftest import make_image
 from serve.conftest import CLASSES, Running, in_base64, png, running, saved
 from usetta.models.clip import CLIP
 from usetta.serve import log
 from usetta.serve.errors import ApiError
-from usetta.serve.intake import FORM, read_one
+from usetta.serve.parsing import FORM, read_one
 from usetta.serve.schemas import requests
 from usetta.serve.settings import Limits, Settings
 
 LIMITS = Limits(
-    upload=50_000, pixels=5000, classes=20, name_length=30, templates=3, views=16, steps=4, pictures=2, seconds=20
+    upload=50_000, pixels=5000, classes=20, name_length=30, templates=3, views=16, steps=4, images=2, seconds=20
 )
 
 
@@ -62,27 +62,27 @@ def bomb(width: int, height: int) -> bytes:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"this is text, not a picture", "not a picture in a format that is read here"),
-        (saved(make_picture(0), "JPEG")[:700], "file is truncated"),
+        (b"this is text, not an image", "not an image in a format that is read here"),
+        (saved(make_image(0), "JPEG")[:700], "file is truncated"),
         (png()[:200], "truncated"),
         (bomb(30000, 30000), "has 30000 x 30000 pixels, more than the limit of 5,000"),
         (png(size=(101, 50)), "has 101 x 50 pixels, more than the limit"),
-        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "not a picture"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "not an image"),
         (b"\x89PNG\r\n\x1a\n" + bytes(100), "damaged"),
     ],
 )
-def test_a_bad_picture_is_refused_with_the_reason(strict: Running, content: bytes, message: str) -> None:
-    assert_refused(strict.ask(content), 422, "unreadable_picture", message, "picture")
-    assert_refused(strict.send({"classes": CLASSES}, content), 422, "unreadable_picture", message, "picture")
+def test_a_bad_image_is_refused_with_the_reason(strict: Running, content: bytes, message: str) -> None:
+    assert_refused(strict.ask(content), 422, "unreadable_image", message, "image")
+    assert_refused(strict.send({"classes": CLASSES}, content), 422, "unreadable_image", message, "image")
 
 
-def test_a_picture_just_within_the_limit_of_pixels_is_answered(strict: Running) -> None:
+def test_a_image_just_within_the_limit_of_pixels_is_answered(strict: Running) -> None:
     assert strict.ask(png(size=(100, 50))).status_code == 200
 
 
-def test_an_empty_file_is_no_picture(strict: Running) -> None:
+def test_an_empty_file_is_no_image(strict: Running) -> None:
     answer = strict.send({"classes": CLASSES}, b"")
-    assert_refused(answer, 422, "unreadable_picture", "file is empty", "picture")
+    assert_refused(answer, 422, "unreadable_image", "file is empty", "image")
 
 
 @pytest.mark.parametrize(
@@ -106,10 +106,10 @@ def test_an_empty_file_is_no_picture(strict: Running) -> None:
         ({"seed": 2**63}, "invalid_request", "less than or equal to 9223372036854775807", "seed"),
         ({"top": 0}, "invalid_request", "greater than or equal to 1", "top"),
         ({"colour": "red"}, "invalid_request", "Extra inputs are not permitted", "colour"),
-        ({"picture": "not base64!"}, "unreadable_picture", "not valid base64", "picture"),
-        ({"picture": in_base64(png())[:60] + "!" + in_base64(png())[60:]}, "unreadable_picture", "base64", "picture"),
-        ({"picture": "http://127.0.0.1/cat.jpg"}, "unreadable_picture", "not valid base64", "picture"),
-        ({"picture": None}, "invalid_request", "valid string", "picture"),
+        ({"image": "not base64!"}, "unreadable_image", "not valid base64", "image"),
+        ({"image": in_base64(png())[:60] + "!" + in_base64(png())[60:]}, "unreadable_image", "base64", "image"),
+        ({"image": "http://127.0.0.1/cat.jpg"}, "unreadable_image", "not valid base64", "image"),
+        ({"image": None}, "invalid_request", "valid string", "image"),
         ({"method": "ues"}, "invalid_method", "unknown method 'ues'; did you mean 'use'?", "method"),
         ({"method": "use:step=2"}, "invalid_method", "no setting 'step'; did you mean 'steps'?", "method"),
         ({"method": "use:steps=5"}, "invalid_method", "5 steps are more than the limit of 4", "method"),
@@ -138,7 +138,7 @@ def test_options_beyond_the_limits_are_refused(
         ({"classes": "\n".join("abcdefghijklmnopqrstu")}, "at most 20 items", "classes"),
         ({"classes": CLASSES, "views": "many"}, "valid integer", "views"),
         ({"classes": CLASSES, "views": ["2", "4"]}, "given 2 times", "views"),
-        ({"classes": CLASSES, "picture": "text"}, "send it as a file", "picture"),
+        ({"classes": CLASSES, "image": "text"}, "send it as a file", "image"),
         ({"classes": CLASSES, "colour": "red"}, "Extra inputs", "colour"),
     ],
 )
@@ -146,27 +146,25 @@ def test_fields_of_a_form_are_checked_alike(strict: Running, fields: dict[str, A
     assert_refused(strict.send(fields), 422, "invalid_request", message, field)
 
 
-def test_a_form_has_one_picture_of_the_right_name(strict: Running) -> None:
+def test_a_form_has_one_image_of_the_right_name(strict: Running) -> None:
     def send(*names: str) -> httpx.Response:
         files = [(name, ("cat.png", png())) for name in names]
         return httpx.post(f"{strict.url}/v1/classify", data={"classes": CLASSES}, files=files)
 
-    assert_refused(send("photo"), 422, "invalid_request", "there is a file 'photo'; a picture is called 'picture'")
-    assert_refused(
-        send("picture", "picture"), 422, "invalid_request", "2 were sent, more than the limit of 1", "picture"
-    )
+    assert_refused(send("photo"), 422, "invalid_request", "there is a file 'photo'; an image is called 'image'")
+    assert_refused(send("image", "image"), 422, "invalid_request", "2 were sent, more than the limit of 1", "image")
     none = httpx.post(f"{strict.url}/v1/classify", files={"classes": (None, "cat")})
-    assert_refused(none, 422, "invalid_request", "no picture was sent", "picture")
+    assert_refused(none, 422, "invalid_request", "no image was sent", "image")
 
 
 def test_a_batch_has_its_limit_too(strict: Running) -> None:
-    asked = {"pictures": [in_base64(png())] * 3, "classes": CLASSES}
+    asked = {"images": [in_base64(png())] * 3, "classes": CLASSES}
     answer = httpx.post(f"{strict.url}/v1/classify/batch", json=asked)
-    assert_refused(answer, 422, "invalid_request", "at most 2 items", "pictures")
-    files = [("pictures", ("cat.png", png()))] * 3
+    assert_refused(answer, 422, "invalid_request", "at most 2 items", "images")
+    files = [("images", ("cat.png", png()))] * 3
     answer = httpx.post(f"{strict.url}/v1/classify/batch", data={"classes": CLASSES}, files=files)
-    assert_refused(answer, 422, "invalid_request", "3 were sent, more than the limit of 2", "pictures")
-    answer = httpx.post(f"{strict.url}/v1/classify/batch", json=asked | {"pictures": [in_base64(png())], "views": 1})
+    assert_refused(answer, 422, "invalid_request", "3 were sent, more than the limit of 2", "images")
+    answer = httpx.post(f"{strict.url}/v1/classify/batch", json=asked | {"images": [in_base64(png())], "views": 1})
     assert_refused(answer, 422, "invalid_request", "it needs at least 2, not 1")  # of all of them, so for all
 
 
@@ -176,8 +174,8 @@ def test_a_batch_has_its_limit_too(strict: Running) -> None:
         (b"", "Invalid JSON"),
         (b"{", "Invalid JSON"),
         (b"[" * 40_000, "Invalid JSON"),
-        (b'{"classes": ["\\ud800"], "picture": ""}', "Invalid JSON"),
-        (b'{"classes": ["\xff\xfe"], "picture": ""}', "Invalid JSON"),
+        (b'{"classes": ["\\ud800"], "image": ""}', "Invalid JSON"),
+        (b'{"classes": ["\xff\xfe"], "image": ""}', "Invalid JSON"),
         (b"[1, 2]", "an object"),
         (b'{"classes": NaN}', "valid array"),
         (b'{"seed": ' + b"9" * 5000 + b"}", ""),
@@ -194,18 +192,18 @@ def form(*parts: bytes) -> bytes:
     return b"".join(b"--B\r\nContent-Disposition: form-data; " + part + b"\r\n" for part in parts) + b"--B--\r\n"
 
 
-FORM_PICTURE = b'name="picture"; filename="cat.png"\r\n\r\n' + png()
+FORM_IMAGE = b'name="image"; filename="cat.png"\r\n\r\n' + png()
 FORM_CLASS = b'name="classes"\r\n\r\ncat'
 
 
 @pytest.mark.parametrize(
     ("content_type", "body", "message"),
     [
-        ("multipart/form-data", form(FORM_PICTURE, FORM_CLASS), "malformed"),
-        ("multipart/form-data; boundary=B", form(FORM_PICTURE, FORM_CLASS)[:-5], "ends before its last boundary"),
-        ("multipart/form-data; boundary=C", form(FORM_PICTURE, FORM_CLASS), "malformed"),
-        ("multipart/form-data; boundary=B", form(FORM_PICTURE, b'name="classes"\r\n\r\n\xff'), "malformed"),
-        ("multipart/form-data; boundary=B", form(FORM_PICTURE, b'title="classes"\r\n\r\ncat'), "malformed"),
+        ("multipart/form-data", form(FORM_IMAGE, FORM_CLASS), "malformed"),
+        ("multipart/form-data; boundary=B", form(FORM_IMAGE, FORM_CLASS)[:-5], "ends before its last boundary"),
+        ("multipart/form-data; boundary=C", form(FORM_IMAGE, FORM_CLASS), "malformed"),
+        ("multipart/form-data; boundary=B", form(FORM_IMAGE, b'name="classes"\r\n\r\n\xff'), "malformed"),
+        ("multipart/form-data; boundary=B", form(FORM_IMAGE, b'title="classes"\r\n\r\ncat'), "malformed"),
         ("multipart/form-data; boundary=B", b"", "ends before its last boundary"),
     ],
 )
@@ -215,7 +213,7 @@ def test_a_malformed_form_is_refused(strict: Running, content_type: str, body: b
 
 
 SCHEMA = requests(LIMITS)
-WHOLE = form(FORM_PICTURE[:60], FORM_CLASS, b'name="views"\r\n\r\n4')
+WHOLE = form(FORM_IMAGE[:60], FORM_CLASS, b'name="views"\r\n\r\n4')
 
 
 @given(st.lists(st.tuples(st.integers(0, len(WHOLE)), st.binary(max_size=6)), max_size=4))
@@ -291,7 +289,7 @@ def test_a_body_without_a_length_is_cut_off_at_the_limit(strict: Running) -> Non
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_client_that_sends_too_much_still_sees_the_answer(strict: Running, chunked: bool) -> None:
-    body = json.dumps({"picture": in_base64(bytes(2_000_000)), "classes": CLASSES}).encode()
+    body = json.dumps({"image": in_base64(bytes(2_000_000)), "classes": CLASSES}).encode()
     content: Any = iter([body[:1000], body[1000:]]) if chunked else body
     answer = httpx.post(f"{strict.url}/v1/classify", content=content, headers={"content-type": "application/json"})
     assert_refused(answer, 413, "too_large", "larger than the limit of 50,000 bytes")
@@ -300,7 +298,7 @@ def test_a_client_that_sends_too_much_still_sees_the_answer(strict: Running, chu
 
 
 def test_a_body_of_just_the_limit_is_read(strict: Running) -> None:
-    body = json.dumps({"picture": in_base64(png()), "classes": CLASSES, "views": 2}).encode()
+    body = json.dumps({"image": in_base64(png()), "classes": CLASSES, "views": 2}).encode()
     headers = {"content-type": "application/json"}
     padded = body + b" " * (LIMITS.upload - len(body))
     assert httpx.post(f"{strict.url}/v1/classify", content=padded, headers=headers).status_code == 200
@@ -376,7 +374,7 @@ def test_an_error_of_the_server_has_a_number_that_is_in_its_log_and_no_more(
         answer = server.ask()
         assert_refused(answer, 500, "internal_error", "the server failed; its log tells why")
         assert server.ask(method="zorglub").status_code == 422
-        assert server.ask(b"no picture").status_code == 422
+        assert server.ask(b"no image").status_code == 422
     number = answer.json()["error"]["id"]
     assert number == answer.headers["x-request-id"]
     lines = [json.loads(line) for line in logged.getvalue().splitlines()]

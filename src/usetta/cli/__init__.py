@@ -4,10 +4,10 @@ from usetta.cli import (  # noqa: F401  (they register their commands)
     bench,
     classify,
     evaluate,
+    listing,
     report,
     runs,
     serve,
-    stock,
     train,
 )
 from usetta.cli.app import app

@@ -1,7 +1,7 @@
 """What all commands share: the application, options, and how results, progress and errors are told.
 
-Answers go to standard output, one line per picture as soon as it is known; everything else (which model, progress, bad
-pictures) goes to standard error. Exit codes: 0 all well, 1 something failed, 2 wrong usage. Heavy imports happen inside
+Answers go to standard output, one line per image as soon as it is known; everything else (which model, progress, bad
+images) goes to standard error. Exit codes: 0 all well, 1 something failed, 2 wrong usage. Heavy imports happen inside
 the commands, so that `--help` answers at once.
 """
 
@@ -29,9 +29,9 @@ ls_app = typer.Typer(help="List what there is.", no_args_is_help=True)
 models_app = typer.Typer(help="Fetch models.", no_args_is_help=True)
 app.add_typer(ls_app, name="ls")
 app.add_typer(models_app, name="models")
-data_app = typer.Typer(help="Check and fetch data sets.", no_args_is_help=True)
+data_app = typer.Typer(help="Check and fetch datasets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
-coop_app = typer.Typer(help="Learn prompts from a few labelled pictures (CoOp).", no_args_is_help=True)
+coop_app = typer.Typer(help="Learn prompts from a few labelled images (CoOp).", no_args_is_help=True)
 app.add_typer(coop_app, name="coop")
 
 Classes = Annotated[
@@ -56,13 +56,13 @@ Templates = Annotated[
         help="Text with {} for the class name; several make an ensemble, and 'ensemble' is the paper's.",
     ),
 ]
-Views = Annotated[int, typer.Option(help="Views per picture, the picture itself included.", min=1)]
+Views = Annotated[int, typer.Option(help="Views per image, the image itself included.", min=1)]
 ViewsOrAdaptive = Annotated[
-    str, typer.Option("--views", help="Views per picture, itself included; 'adaptive': up to 64, fewer if they agree.")
+    str, typer.Option("--views", help="Views per image, itself included; 'adaptive': up to 64, fewer if they agree.")
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the views.", min=0)]
 AugMix = Annotated[bool, typer.Option("--augmix", help="AugMix on the strong views, as on fine-grained sets.")]
-DataRoot = Annotated[Path, typer.Argument(help="Folder of the data sets.", envvar="USETTA_DATA")]
+DataRoot = Annotated[Path, typer.Argument(help="Folder of the datasets.", envvar="USETTA_DATA")]
 ContextFile = Annotated[
     Path | None, typer.Option("--context", help="A learned context: of `usetta coop train`, or a checkpoint of CoOp.")
 ]

@@ -19,7 +19,7 @@ def bench(
         str | None, typer.Option(help="'random', to measure an architecture whose weights are not at hand.")
     ] = None,
     classes: Annotated[int, typer.Option(help="How many classes there are to choose from.", min=2)] = 100,
-    views: Annotated[int, typer.Option(help="Views per picture.", min=2)] = 64,
+    views: Annotated[int, typer.Option(help="Views per image.", min=2)] = 64,
     augmix: Annotated[bool, typer.Option("--augmix/--no-augmix", help="AugMix, or crops only.")] = True,
     repeat: Annotated[int, typer.Option(help="The shortest of so many runs counts.", min=1)] = 3,
     memory: Annotated[
@@ -37,7 +37,7 @@ def bench(
     from usetta.report.tables import terminal
 
     with clear_errors():
-        job = measuring.Job(model, weights, classes, views, augmix, precision, device, compiled)
+        job = measuring.BenchSettings(model, weights, classes, views, augmix, precision, device, compiled)
         costs = measuring.measure(job, split(methods), repeat=repeat, memory=memory, say=say)
         if as_json:
             typer.echo(json.dumps({"job": asdict(job), **asdict(costs)}, indent=1))

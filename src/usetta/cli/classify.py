@@ -1,4 +1,4 @@
-"""Commands that classify pictures."""
+"""Commands that classify images."""
 
 import csv
 import json
@@ -26,14 +26,14 @@ from usetta.cli.app import (
     print_rows,
     say,
 )
-from usetta.cli.bulk import classify_to, refuse_without_out
+from usetta.cli.batch import classify_to, refuse_without_out
 from usetta.cli.engines import Address, CpusPerWorker, EngineName, GpusPerWorker, Workers, loader, read_engine
 from usetta.progress import track
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from usetta.bulk.run import Setting
+    from usetta.batch.runner import BatchSettings
     from usetta.classifier import Classifier, Prediction
     from usetta.models import Model
 
@@ -43,7 +43,7 @@ def classify(
     paths: Annotated[
         list[str],
         typer.Argument(
-            help="Pictures, or folders of pictures. With --out also patterns, lists (@FILE), Parquet, tars and URLs.",
+            help="Images, or folders of images. With --out also patterns, lists (@FILE), Parquet, tars and URLs.",
             metavar="PATH",
         ),
     ],
@@ -58,7 +58,7 @@ def classify(
     views: ViewsOrAdaptive = "64",
     seed: Seed = 0,
     augmix: AugMix = False,
-    top: Annotated[int, typer.Option(help="How many classes to name per picture in JSON.", min=1)] = 5,
+    top: Annotated[int, typer.Option(help="How many classes to name per image in JSON.", min=1)] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values with a header.")] = False,
     out: Annotated[
@@ -71,7 +71,7 @@ def classify(
     cpus_per_worker: CpusPerWorker = 1,
     gpus_per_worker: GpusPerWorker = 0,
 ) -> None:
-    """Classify pictures. A bad picture is reported and skipped; the exit code is then 1.
+    """Classify images. A bad image is reported and skipped; the exit code is then 1.
 
     With --out, answers go to Parquet files instead of standard output, and work may be done on a cluster.
     """
@@ -92,27 +92,27 @@ def classify(
             raise ValueError("answers from a cluster go to files: say where with --out DIR")
         refuse_without_out(paths)
         try:
-            pictures = find_images(paths)
+            images = find_images(paths)
         except ImageError as error:
             raise ValueError(str(error)) from error
         classifier = _classifier(classes, method, load, template, context, _views(views), seed, augmix)
-    write = _json_writer(top) if as_json else _csv_writer() if as_csv else _text_writer(pictures)
+    write = _json_writer(top) if as_json else _csv_writer() if as_csv else _text_writer(images)
     failed = 0
     with clear_errors():
-        answers = track(classifier.stream(pictures), len(pictures), "Classifying")
-        for picture, outcome in zip(pictures, answers, strict=True):
-            write(picture, outcome)
+        answers = track(classifier.stream(images), len(images), "Classifying")
+        for image, outcome in zip(images, answers, strict=True):
+            write(image, outcome)
             if isinstance(outcome, ImageError):
                 failed += 1
                 say(f"usetta: {outcome}")
     if failed:
-        say(f"usetta: {failed} of {len(pictures)} pictures could not be read")
+        say(f"usetta: {failed} of {len(images)} images could not be read")
         raise typer.Exit(1)
 
 
 @app.command()
 def explain(
-    path: Annotated[Path, typer.Argument(help="A picture.")],
+    path: Annotated[Path, typer.Argument(help="An image.")],
     classes: Classes,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Figure to write (.png, .svg, .pdf).")] = None,
     method: Method = "se",
@@ -127,12 +127,12 @@ def explain(
     shown: Annotated[int, typer.Option(help="How many strong views the figure shows.", min=1)] = 24,
     as_json: AsJson = False,
 ) -> None:
-    """Show why a picture got its answer: its views by certainty, the chosen ones, zero-shot against the method."""
+    """Show why an image got its answer: its views by confidence, the chosen ones, zero-shot against the method."""
     from usetta.images import open_image
 
     target = out or path.with_name(f"{path.stem}-explained.png")
     with clear_errors():
-        image = open_image(path)  # first, so that a bad picture is told before a model is loaded
+        image = open_image(path)  # first, so that a bad image is told before a model is loaded
         if target.suffix.lower() not in (".png", ".svg", ".pdf", ".jpg", ".jpeg"):
             raise ValueError(f"cannot write a figure as {target.name!r}: use .png, .svg, .pdf or .jpg")
         if not target.parent.is_dir():
@@ -154,26 +154,26 @@ def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the report.")] = Path("demo-report"),
     methods: Annotated[str, typer.Option(help="Methods to compare.")] = "clip,se,tpt,use",
     model: ModelName = "embedded",
-    views: Annotated[int, typer.Option(help="Views per photograph; the paper uses 64.", min=2)] = 32,
+    views: Annotated[int, typer.Option(help="Views per image; the paper uses 64.", min=2)] = 32,
 ) -> None:
-    """Classify a dozen real photographs with every method and write a report with pictures."""
+    """Classify a dozen real images with every method and write a report with images."""
     from usetta import demo as demonstration
     from usetta import methods as known_methods
     from usetta.models import load_model
     from usetta.models.cached import CachedImages
-    from usetta.models.wheels import cache_dir
+    from usetta.models.package_files import cache_dir
 
     with clear_errors():
         names = list(dict.fromkeys(known_methods.get(name).name for name in methods.split(",")))
-        photographs = demonstration.photographs(say)
+        images = demonstration.images(say)
         loaded = CachedImages(load_model(model), cache_dir() / "demo" / "features")
-        say(f"model: {loaded.name}, {views} views of each of {len(photographs)} photographs")
-        demonstration.measure(loaded, photographs, names, views, out / "run")
-        found = list(demonstration.answers(loaded, photographs, names, views))
+        say(f"model: {loaded.name}, {views} views of each of {len(images)} images")
+        demonstration.measure(loaded, images, names, views, out / "run")
+        found = list(demonstration.answers(loaded, images, names, views))
         page = demonstration.write_pages(found, out, loaded, views)
     print_rows(
         [
-            {"photograph": each.photograph.shows}
+            {"image": each.image.shows}
             | {
                 name: ("✓" if each.is_right(name) else f"✗ {explanation.prediction.label}")
                 + f" {explanation.prediction.confidence:.0%}"
@@ -223,15 +223,15 @@ def _setting(
     seed: int,
     augmix: bool,
     top: int,
-) -> "Setting":
+) -> "BatchSettings":
     from usetta import methods
-    from usetta.bulk.run import Setting
+    from usetta.batch.runner import BatchSettings
     from usetta.coop import template_of
     from usetta.prompts import DEFAULT_TEMPLATE
 
     templates = tuple(template or [template_of(context) if context else DEFAULT_TEMPLATE])
     names = tuple(_read_classes(classes))
-    return Setting(names, methods.get(method), templates, views=views, augmix=augmix, seed=seed, top=top)
+    return BatchSettings(names, methods.get(method), templates, views=views, augmix=augmix, seed=seed, top=top)
 
 
 def _views(text: str, least: int = 1) -> "int | Literal['adaptive']":
@@ -262,20 +262,20 @@ def _sentence(answer: "Prediction") -> str:
     return text if weak == answer.label else f"{text}  (zero-shot: {weak}  {float(answer.zero_shot.max()):.1%})"
 
 
-def _text_writer(pictures: list[Path]) -> Any:
-    width = max(len(str(picture)) for picture in pictures)
+def _text_writer(images: list[Path]) -> Any:
+    width = max(len(str(image)) for image in images)
 
-    def write(picture: Path, outcome: Any) -> None:
+    def write(image: Path, outcome: Any) -> None:
         if not isinstance(outcome, Exception):
-            _line(f"{picture!s:<{width}}  {_sentence(outcome)}")
+            _line(f"{image!s:<{width}}  {_sentence(outcome)}")
 
     return write
 
 
 def _json_writer(top: int) -> Any:
-    def write(picture: Path, outcome: Any) -> None:
+    def write(image: Path, outcome: Any) -> None:
         bad = isinstance(outcome, Exception)
-        _line(json.dumps({"source": str(picture), "error": outcome.reason} if bad else outcome.as_dict(top)))
+        _line(json.dumps({"source": str(image), "error": outcome.reason} if bad else outcome.as_dict(top)))
 
     return write
 
@@ -284,15 +284,13 @@ def _csv_writer() -> Any:
     table = csv.writer(sys.stdout, lineterminator="\n")
     table.writerow(["source", "label", "probability", "zero_shot_label", "zero_shot_probability", "error"])
 
-    def write(picture: Path, outcome: Any) -> None:
+    def write(image: Path, outcome: Any) -> None:
         if isinstance(outcome, Exception):
-            table.writerow([picture, "", "", "", "", outcome.reason])  # type: ignore[attr-defined]
+            table.writerow([image, "", "", "", "", outcome.reason])  # type: ignore[attr-defined]
         else:
             row = outcome.as_dict()
             zero_shot = row["zero_shot"]
-            table.writerow(
-                [picture, row["label"], row["probability"], zero_shot["label"], zero_shot["probability"], ""]
-            )
+            table.writerow([image, row["label"], row["probability"], zero_shot["label"], zero_shot["probability"], ""])
         sys.stdout.flush()
 
     return write

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from usetta.engines import RayCluster
+    from usetta.distributed import RayEngine
     from usetta.models import Model
 
 EngineName = Annotated[str, typer.Option("--engine", help="Where work is done: local, or ray for a Ray cluster.")]
@@ -24,15 +24,15 @@ CpusPerWorker = Annotated[float, typer.Option("--cpus-per-worker", help="CPUs, a
 GpusPerWorker = Annotated[float, typer.Option("--gpus-per-worker", help="GPUs of a worker: 0.25 shares one.", min=0)]
 
 
-def read_engine(name: str, address: str, workers: int | None, cpus: float, gpus: float) -> "RayCluster | None":
+def read_engine(name: str, address: str, workers: int | None, cpus: float, gpus: float) -> "RayEngine | None":
     """The engine of that name; None is this process."""
-    from usetta.engines import RayCluster
+    from usetta.distributed import RayEngine
 
     if name == "local":
         return None
     if name != "ray":
         raise ValueError(f"unknown engine {name!r}; known are local and ray")
-    return RayCluster(address, workers, cpus, gpus)
+    return RayEngine(address, workers, cpus, gpus)
 
 
 @contextmanager

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from usetta.data import Dataset
-    from usetta.evaluate.runner import Summary
+    from usetta.evaluate.runner import EvalSummary
     from usetta.evaluate.store import Store
     from usetta.models import Model
-    from usetta.report.items import Item
+    from usetta.report.items import PaperItem
     from usetta.report.tables import Table
 
 Run = Annotated[Path, typer.Argument(help="Directory of a run.", metavar="RUN")]
@@ -28,15 +28,16 @@ def table(
     run: Run,
     shape: Format = "terminal",
     metric: Annotated[
-        str | None, typer.Option(help="top1 (the default), top5, ece, nll, brier, skip_ratio or seconds_per_picture.")
+        str | None, typer.Option(help="top1 (the default), top5, ece, nll, brier, skip_ratio or seconds_per_image.")
     ] = None,
-    dataset: Annotated[str | None, typer.Option("--dataset", "-d", help="All metrics on this data set.")] = None,
+    dataset: Annotated[str | None, typer.Option("--dataset", "-d", help="All metrics on this dataset.")] = None,
     against: Annotated[
         str | None, typer.Option(help="Differences in accuracy from this method, with confidence intervals.")
     ] = None,
     no_paper: Annotated[bool, typer.Option("--no-paper", help="Without the paper's numbers.")] = False,
 ) -> None:
     """Show the results of a run as a table."""
+    from usetta.evaluate.runner import EvalSummary
     from usetta.evaluate.store import Store
     from usetta.report.results import accuracy_table, differences_table, metrics_table
 
@@ -59,8 +60,9 @@ def export(
     run: Run,
     file: Annotated[Path, typer.Argument(help="File to write: .parquet, .csv, .json or .jsonl.", metavar="FILE")],
 ) -> None:
-    """Write all rows of a run to a file for other programs, one for each picture, seed and method."""
+    """Write all rows of a run to a file for other programs, one for each image, seed and method."""
     from usetta.evaluate.export import export as write
+    from usetta.evaluate.runner import EvalSummary
     from usetta.evaluate.store import Store
 
     with clear_errors(), Store(run, create=False) as store:
@@ -74,7 +76,7 @@ def reproduce(
         str | None, typer.Argument(help="A table or figure: table-1, figure-3. Without it, all are listed.")
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="List the tables and figures, and what they take.")] = False,
-    data: Annotated[Path | None, typer.Option("--data", help="Folder of the data sets.", envvar="USETTA_DATA")] = None,
+    data: Annotated[Path | None, typer.Option("--data", help="Folder of the datasets.", envvar="USETTA_DATA")] = None,
     model: Annotated[str | None, typer.Option("--model", help="Another model than the paper's.")] = None,
     precision: Precision = "fp32",
     device: Device = None,
@@ -82,8 +84,8 @@ def reproduce(
         Path | None, typer.Option("--out", "-o", help="Directory of the run; by default one in runs/ for each model.")
     ] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds of the views, such as 0,1,2; by default two.")] = None,
-    pictures: Annotated[
-        int | None, typer.Option(help="Only so many pictures of each data set, evenly spread.", min=1)
+    images: Annotated[
+        int | None, typer.Option(help="Only so many images of each dataset, evenly spread.", min=1)
     ] = None,
     context: ContextFile = None,
     cache: Annotated[Path | None, typer.Option(help="Folder that keeps features of views.")] = None,
@@ -91,8 +93,9 @@ def reproduce(
 ) -> None:
     """Measure what a table or figure of the paper needs, and show it beside the paper's numbers.
 
-    Data sets that are not there are left out and named. Stopped, the same command goes on.
+    Datasets that are not there are left out and named. Stopped, the same command goes on.
     """
+    from usetta.evaluate.runner import EvalSummary
     from usetta.evaluate.store import Store
     from usetta.report import reproduce as paper
 
@@ -117,12 +120,12 @@ def reproduce(
             folder = _folder(item, each, out, alone=len(models) == 1)
             if sets:
                 load = loader(each, precision=precision, device=device)
-                done = _measure(item, sets, load, folder, numbers, pictures, context, cache)
+                done = _measure(item, sets, load, folder, numbers, images, context, cache)
                 bad += done.bad if done else 0
             with Store(folder, create=False) as store:
                 drawn &= _show(item, store, shape)
     if bad:
-        say(f"usetta: {bad} pictures could not be read and are left out")
+        say(f"usetta: {bad} images could not be read and are left out")
     if bad or not drawn:
         raise typer.Exit(1)
 
@@ -136,7 +139,7 @@ def _list_items() -> None:
                 "name": item.name,
                 "shows": item.shows,
                 "model": ", ".join(item.models) or "-",
-                "data sets": len(item.datasets),
+                "datasets": len(item.datasets),
                 "methods": len(item.methods),
                 "seeds": len(item.seeds),
                 "prompt": "CoOp's context" if item.coop else "7 templates" if item.ensemble else "-",
@@ -166,15 +169,15 @@ def _print(found: "Table", shape: str) -> None:
         typer.echo(FORMATS[shape](found), nl=False)
 
 
-def _present(item: "Item", data: Path | None) -> "list[Dataset]":
-    """The data sets that are there; which are not is told."""
+def _present(item: "PaperItem", data: Path | None) -> "list[Dataset]":
+    """The datasets that are there; which are not is told."""
     from usetta.data import DataError
     from usetta.data.benchmark import get_benchmark
     from usetta.data.dataset import AbsentError, NoListError
     from usetta.data.registry import read_benchmark
 
     if data is None:
-        say("no folder of data sets (--data), so nothing is measured")
+        say("no folder of datasets (--data), so nothing is measured")
         return []
     root = data.expanduser().absolute()
     if not root.is_dir():
@@ -197,7 +200,7 @@ def _present(item: "Item", data: Path | None) -> "list[Dataset]":
     return found
 
 
-def _folder(item: "Item", model: str, out: Path | None, *, alone: bool) -> Path:
+def _folder(item: "PaperItem", model: str, out: Path | None, *, alone: bool) -> Path:
     """The directory of a run; what must not be mixed with other prompts or models has one of its own."""
     name = re.sub(r"[^\w.-]+", "-", model).strip("-")
     if out is not None:
@@ -206,38 +209,38 @@ def _folder(item: "Item", model: str, out: Path | None, *, alone: bool) -> Path:
 
 
 def _measure(
-    item: "Item",
+    item: "PaperItem",
     sets: "list[Dataset]",
     load: "Callable[[], Model]",
     out: Path,
     seeds: tuple[int, ...],
-    pictures: int | None,
+    images: int | None,
     context: Path | None,
     cache: Path | None,
-) -> "Summary | None":
+) -> "EvalSummary | None":
     """Compute what the run lacks, if anything."""
-    from usetta.evaluate.runner import Setting, evaluate
+    from usetta.evaluate.runner import EvalSettings, evaluate
     from usetta.evaluate.store import FILE, Store
     from usetta.report.reproduce import needed
 
-    sizes = {each.name: min(len(each), pictures or len(each)) for each in sets}
+    sizes = {each.name: min(len(each), images or len(each)) for each in sets}
     if (out / FILE).is_file():
         with Store(out) as store:
-            missing = needed(item, store, seeds=seeds, pictures=sizes)
+            missing = needed(item, store, seeds=seeds, images=sizes)
         if not any(each.dataset in sizes for each in missing):
             return None
     loaded = load()
     methods = _possible(item, loaded)
-    say(f"model: {loaded.name}, {', '.join(f'{each.name} ({sizes[each.name]} pictures)' for each in sets)}")
+    say(f"model: {loaded.name}, {', '.join(f'{each.name} ({sizes[each.name]} images)' for each in sets)}")
     try:
         return evaluate(
             loaded,
             sets,
             methods,
             out,
-            Setting(templates=item.templates, context=context),
+            EvalSettings(templates=item.templates, context=context),
             seeds=seeds,
-            pictures=pictures,
+            images=images,
             cache=cache,
             say=say,
         )
@@ -246,12 +249,12 @@ def _measure(
         raise typer.Exit(130) from None
 
 
-def _possible(item: "Item", model: "Model") -> list[str]:
+def _possible(item: "PaperItem", model: "Model") -> list[str]:
     """The methods of an item that a model can run; those it cannot are told."""
     from usetta import methods
 
     try:
-        model.tail()
+        model.last_blocks()
     except ValueError as error:
         without = [method for method in item.methods if methods.get(method).needs_hidden]
         if without:
@@ -260,7 +263,7 @@ def _possible(item: "Item", model: "Model") -> list[str]:
     return list(item.methods)
 
 
-def _show(item: "Item", store: "Store", shape: str) -> bool:
+def _show(item: "PaperItem", store: "Store", shape: str) -> bool:
     """Print a table, or write a figure and print where; False if there is nothing to draw."""
     from usetta.report.reproduce import as_figures, as_table
 

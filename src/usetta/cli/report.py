@@ -14,10 +14,10 @@ def report(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write. Default: report.html in RUN.")] = None,
     against: Annotated[str, typer.Option(help="Method that the others are compared with.")] = "clip",
     shown: Annotated[
-        int, typer.Option(help="How many pictures to show that became right, and as many that became wrong.", min=0)
+        int, typer.Option(help="How many images to show that became right, and as many that became wrong.", min=0)
     ] = 12,
 ) -> None:
-    """Write a run as one HTML file: tables, figures, and the pictures whose answers changed the most."""
+    """Write a run as one HTML file: tables, figures, and the images whose answers changed the most."""
     from usetta.evaluate.store import Store
     from usetta.report.run import write_report
 

@@ -1,4 +1,4 @@
-"""The command that measures methods on data sets."""
+"""The command that measures methods on datasets."""
 
 from pathlib import Path
 from typing import Annotated
@@ -36,10 +36,10 @@ from usetta.cli.engines import (
 def evaluate(
     out: Annotated[Path, typer.Option("--out", "-o", help="Directory of the run; the same command continues it.")],
     data: Annotated[
-        Path | None, typer.Option("--data", help="Folder of the data sets, or one data set.", envvar="USETTA_DATA")
+        Path | None, typer.Option("--data", help="Folder of the datasets, or one dataset.", envvar="USETTA_DATA")
     ] = None,
     datasets: Annotated[
-        str, typer.Option("--datasets", "-d", help="Names, folders or lists of pictures: 'dtd,pets'. Default: all.")
+        str, typer.Option("--datasets", "-d", help="Names, folders or lists of images: 'dtd,pets'. Default: all.")
     ] = "",
     methods: Annotated[str, typer.Option("--methods", "-m", help="Methods to compare.")] = "clip,se,use",
     model: ModelName = "auto",
@@ -54,28 +54,28 @@ def evaluate(
     augmix: Annotated[
         bool | None, typer.Option("--augmix/--no-augmix", help="AugMix, or crops only; by default as in the paper.")
     ] = None,
-    pictures: Annotated[
-        int | None, typer.Option(help="Only so many pictures of each data set, evenly spread.", min=1)
+    images: Annotated[
+        int | None, typer.Option(help="Only so many images of each dataset, evenly spread.", min=1)
     ] = None,
     cache: Annotated[
         Path | None, typer.Option(help="Folder that keeps features of views, for runs with other methods.")
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Pictures that go through a method together.", min=1)] = 8,
-    threads: Annotated[int, typer.Option(help="Threads that decode pictures and make views.", min=1)] = 2,
+    batch_size: Annotated[int, typer.Option(help="Images that go through a method together.", min=1)] = 8,
+    threads: Annotated[int, typer.Option(help="Threads that decode images and make views.", min=1)] = 2,
     engine: EngineName = "local",
     address: Address = "auto",
     workers: Workers = None,
     cpus_per_worker: CpusPerWorker = 1,
     gpus_per_worker: GpusPerWorker = 0,
 ) -> None:
-    """Measure methods on data sets, and print a table. Stopped, the same command goes on; more can be added to it.
+    """Measure methods on datasets, and print a table. Stopped, the same command goes on; more can be added to it.
 
-    Bad pictures are reported and left out; the exit code is then 1.
+    Bad images are reported and left out; the exit code is then 1.
     """
     from rich.console import Console
 
     from usetta.data import load_datasets
-    from usetta.evaluate.runner import Setting
+    from usetta.evaluate.runner import EvalSettings
     from usetta.evaluate.runner import evaluate as run
     from usetta.evaluate.store import Store
     from usetta.report.results import accuracy_table
@@ -88,7 +88,7 @@ def evaluate(
         computing = {"precision": precision, "device": device, "compiled": compiled}
         load, load_reward = loader(model, **computing), loader(reward, **computing) if reward else None
         loaded, judge = load(), load_reward() if load_reward else None
-        say(f"model: {loaded.name}, {', '.join(f'{each.name} ({len(each)} pictures)' for each in sets)}")
+        say(f"model: {loaded.name}, {', '.join(f'{each.name} ({len(each)} images)' for each in sets)}")
         try:
             with answers_alone():
                 done = run(
@@ -96,9 +96,9 @@ def evaluate(
                     sets,
                     split(methods),
                     out,
-                    Setting(views=views, templates=tuple(template or ()), context=context, augmix=augmix),
+                    EvalSettings(views=views, templates=tuple(template or ()), context=context, augmix=augmix),
                     seeds=numbers,
-                    pictures=pictures,
+                    images=images,
                     reward=judge,
                     cache=cache,
                     batch_size=batch_size,
@@ -111,9 +111,9 @@ def evaluate(
         except KeyboardInterrupt:
             say(f"usetta: stopped; what was computed is in {out}, and the same command goes on")
             raise typer.Exit(130) from None
-        say(f"{done.pictures} pictures in {done.seconds:.0f} s, {done.encoded} of them through the image tower")
+        say(f"{done.images} images in {done.seconds:.0f} s, {done.encoded} of them through the image tower")
         with Store(out, create=False) as store:
             Console().print(terminal(accuracy_table(store)))
     if done.bad:
-        say(f"usetta: {done.bad} pictures could not be read and are left out")
+        say(f"usetta: {done.bad} images could not be read and are left out")
         raise typer.Exit(1)

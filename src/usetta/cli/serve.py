@@ -27,18 +27,18 @@ def serve(
     ] = None,
     context: ContextFile = None,
     max_upload: Annotated[int, typer.Option(help="Bytes of a request.", min=1)] = _LIMITS.upload,
-    max_pixels: Annotated[int, typer.Option(help="Pixels of a picture.", min=1)] = _LIMITS.pixels,
+    max_pixels: Annotated[int, typer.Option(help="Pixels of an image.", min=1)] = _LIMITS.pixels,
     max_classes: Annotated[int, typer.Option(help="Classes in a request.", min=1)] = _LIMITS.classes,
     max_name_length: Annotated[
         int, typer.Option(help="Characters of a class name, a template or a method.", min=1)
     ] = _LIMITS.name_length,
     max_templates: Annotated[int, typer.Option(help="Templates in a request.", min=1)] = _LIMITS.templates,
-    max_views: Annotated[int, typer.Option(help="Views of a picture.", min=1)] = _LIMITS.views,
+    max_views: Annotated[int, typer.Option(help="Views of an image.", min=1)] = _LIMITS.views,
     max_steps: Annotated[int, typer.Option(help="Tuning steps of a method.", min=1)] = _LIMITS.steps,
-    max_pictures: Annotated[int, typer.Option(help="Pictures in a batch.", min=1)] = _LIMITS.pictures,
+    max_images: Annotated[int, typer.Option(help="Images in a batch.", min=1)] = _LIMITS.images,
     max_queue: Annotated[int, typer.Option(help="Requests at one time; more are told to wait.", min=1)] = _LIMITS.queue,
     timeout: Annotated[float, typer.Option(help="Seconds for a request.", min=0.1)] = _LIMITS.seconds,
-    threads: Annotated[int, typer.Option(help="Threads that decode pictures and make views.", min=1)] = (
+    threads: Annotated[int, typer.Option(help="Threads that decode images and make views.", min=1)] = (
         _SETTINGS.threads
     ),
     text_memory: Annotated[
@@ -68,7 +68,7 @@ def serve(
                 templates=max_templates,
                 views=max_views,
                 steps=max_steps,
-                pictures=max_pictures,
+                images=max_images,
                 queue=max_queue,
                 seconds=timeout,
             ),

@@ -10,27 +10,27 @@ from usetta.cli.app import ModelName, clear_errors, coop_app, say
 
 @coop_app.command("train")
 def coop_train(
-    folder: Annotated[Path, typer.Argument(help="Holds a folder of pictures for each class.", metavar="DIR")],
+    folder: Annotated[Path, typer.Argument(help="Holds a folder of images for each class.", metavar="DIR")],
     out: Annotated[Path, typer.Option("--out", "-o", help="File for the context; an unfinished one is continued.")],
     model: ModelName = "auto",
     template: Annotated[
         str, typer.Option("--template", "-t", help="Its words before {} give the context its length.")
     ] = "a photo of a {}.",
-    shots: Annotated[int, typer.Option(help="Pictures of each class.", min=1)] = 16,
+    shots: Annotated[int, typer.Option(help="Images of each class.", min=1)] = 16,
     epochs: Annotated[int, typer.Option(min=1)] = 50,
     lr: Annotated[float, typer.Option(help="Learning rate.")] = 0.002,
     batch_size: Annotated[int, typer.Option(min=1)] = 32,
-    views: Annotated[int, typer.Option(help="Views per picture: itself and random crops.", min=1)] = 9,
+    views: Annotated[int, typer.Option(help="Views per image: itself and random crops.", min=1)] = 9,
     init: Annotated[str, typer.Option(help="Start 'random' or from the 'words' of the template.")] = "random",
     seed: Annotated[int, typer.Option(help="Seed of shots, views and batches.", min=0)] = 0,
 ) -> None:
-    """Learn a context for the prompts from a few labelled pictures. Stopped, the same command goes on."""
+    """Learn a context for the prompts from a few labelled images. Stopped, the same command goes on."""
     from usetta.coop import CoOpRecipe, train_context
     from usetta.coop.context import LOSSES, read_context_file
     from usetta.data import load_dataset
     from usetta.models import load_model
     from usetta.models.cached import CachedImages
-    from usetta.models.wheels import cache_dir
+    from usetta.models.package_files import cache_dir
 
     with clear_errors():
         recipe = CoOpRecipe(
@@ -45,9 +45,9 @@ def coop_train(
         )
         shown = load_dataset(folder)
         if shown.labels is None:
-            raise ValueError(f"the pictures of {folder} have no labels to learn from")
+            raise ValueError(f"the images of {folder} have no labels to learn from")
         loaded = CachedImages(load_model(model), cache_dir() / "coop" / "features")
-        say(f"model: {loaded.name}, up to {shots} pictures of each of {len(shown.classes)} classes")
+        say(f"model: {loaded.name}, up to {shots} images of each of {len(shown.classes)} classes")
         paths = [item.path for item in shown]
         train_context(loaded, paths, shown.labels, shown.classes, recipe, out=out, say=say)
         losses = read_context_file(out)[0][LOSSES].tolist()

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from usetta import __version__
 from usetta.models.base import Model, ModelError, TextTower
-from usetta.models.wheels import write_atomically
+from usetta.models.package_files import write_atomically
 from usetta.prompts import DEFAULT_TEMPLATE
 
 Tensors = dict[str, Tensor]

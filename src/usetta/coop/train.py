@@ -1,6 +1,6 @@
-"""Learn a context from a few labelled pictures, as CoOp does, on features that are computed once.
+"""Learn a context from a few labelled images, as CoOp does, on features that are computed once.
 
-CoOp augments anew in every epoch and encodes every picture again. The image tower is frozen, so here each picture has a
+CoOp augments anew in every epoch and encodes every image again. The image tower is frozen, so here each image has a
 fixed number of views, which are encoded once, and every epoch takes one of them at random. All the rest is CoOp's:
 loss, optimiser, schedule, batches.
 
@@ -29,7 +29,7 @@ from usetta.prompts import DEFAULT_TEMPLATE, ClassPrompts
 
 _STD = 0.02  # of a context that starts at random
 
-_HIDDEN = {"fingerprint": "another model", "class_names": "other classes", "picture_ids": "other pictures"}
+_HIDDEN = {"fingerprint": "another model", "class_names": "other classes", "image_ids": "other images"}
 """What it means if these entries of two trainings differ; the others are told by their values."""
 
 
@@ -38,13 +38,13 @@ class CoOpRecipe:
     """How a context is learned; the defaults are those of CoOp's ImageNet experiments, but for `views`."""
 
     shots: int = 16
-    """Pictures of each class, or all if there are fewer."""
+    """Images of each class, or all if there are fewer."""
     epochs: int = 50
     lr: float = 0.002
     """At the start of the cosine, which ends near 0."""
     batch_size: int = 32
     views: int = 9
-    """Views of each picture: the weak one and random crops."""
+    """Views of each image: the weak one and random crops."""
     seed: int = 0
     """Of shots, views, the first context and batches."""
     template: str = DEFAULT_TEMPLATE
@@ -91,7 +91,7 @@ class _State:
 @torch.inference_mode(False)  # its tensors could take no part in a backward pass
 def train_context(
     model: Model,
-    pictures: Sequence[ImageSource],
+    images: Sequence[ImageSource],
     labels: Sequence[int],
     classes: Sequence[str],
     recipe: CoOpRecipe | None = None,
@@ -100,11 +100,11 @@ def train_context(
     say: Callable[[str], object] = warnings.warn,
     progress: bool | None = None,
 ) -> Tensor:
-    """The context (n, W) that tells `classes` apart on shots of `pictures`; `labels` are positions in `classes`.
+    """The context (n, W) that tells `classes` apart on shots of `images`; `labels` are positions in `classes`.
 
     out: the file to write after every epoch. If it is there already, this training goes on from it, or is found to be
     finished; a file of another training is never overwritten.
-    say: is told of pictures that cannot be read and are left out, and of where a training goes on.
+    say: is told of images that cannot be read and are left out, and of where a training goes on.
 
     Views are encoded anew by every call, unless `model` remembers them (`models.cached.CachedImages`).
     """
@@ -114,7 +114,7 @@ def train_context(
         raise ValueError(
             f"the template {recipe.template!r} has no words before '{{}}' that a context could stand in for"
         )
-    shots = draw_shots(pictures, labels, classes, recipe.shots, recipe.seed, say)
+    shots = draw_shots(images, labels, classes, recipe.shots, recipe.seed, say)
     file = _ContextFile(Path(out), _describe(model, shots, classes, recipe), model) if out is not None else None
     state = (file.read(prompts.context) if file else None) or _first(prompts, recipe)
     done = len(state.losses)
@@ -149,7 +149,7 @@ def _after_epoch(
     logit_scale: float,
     recipe: CoOpRecipe,
 ) -> _State:
-    """One pass over pictures with features `views` (n, V, D) and `labels` (n,), in random order, one view of each.
+    """One pass over images with features `views` (n, V, D) and `labels` (n,), in random order, one view of each.
 
     As in CoOp, a last batch that is not full is left out, unless it is the only one.
     """
@@ -187,8 +187,8 @@ def _describe(model: Model, shots: Sequence[Shot], classes: Sequence[str], recip
         "fingerprint": model.fingerprint,
         "classes": str(len(classes)),
         "class_names": _digest(classes),
-        "pictures": str(len(shots)),
-        "picture_ids": _digest([f"{shot.label} {shot.id}" for shot in shots]),
+        "images": str(len(shots)),
+        "image_ids": _digest([f"{shot.label} {shot.id}" for shot in shots]),
         **{key: str(value) for key, value in asdict(recipe).items()},
     }
 
@@ -215,7 +215,7 @@ class _ContextFile:
         differences = [
             _HIDDEN.get(key, f"{key} {found[key]} instead of {value}")
             for key, value in self._described.items()
-            if found[key] != value and key not in ("model", "classes", "pictures")
+            if found[key] != value and key not in ("model", "classes", "images")
         ]
         if differences:
             raise ValueError(

@@ -1,11 +1,11 @@
-"""Data sets: the paper's fifteen, any folder of class folders, any list of pictures.
+"""Datasets: the paper's fifteen, any folder of class folders, any list of images.
 
-To the rest of the library a data set is a `Dataset`, however it was read.
+To the rest of the library a dataset is a `Dataset`, however it was read.
 """
 
 from usetta.data.benchmark import Benchmark, list_datasets
 from usetta.data.checking import Report, check
-from usetta.data.dataset import DataError, Dataset, Item, UnknownDatasetError
+from usetta.data.dataset import DataError, Dataset, DatasetItem, UnknownDatasetError
 from usetta.data.fetching import Fetched, fetch
 from usetta.data.registry import load_dataset, load_datasets
 
@@ -13,8 +13,8 @@ __all__ = [
     "Benchmark",
     "DataError",
     "Dataset",
+    "DatasetItem",
     "Fetched",
-    "Item",
     "Report",
     "UnknownDatasetError",
     "check",

@@ -1,10 +1,10 @@
-"""The fifteen data sets of the paper: how many pictures and classes, and under which names they lie on disks.
+"""The fifteen datasets of the paper: how many images and classes, and under which names they lie on disks.
 
 Two layouts are common. CoOp's has folders such as `oxford_pets/images` with the list of the split beside them; TPT's
-has `OxfordPets` with the pictures directly inside and all lists in one place. The benchmark that the paper uses puts
+has `OxfordPets` with the images directly inside and all lists in one place. The benchmark that the paper uses puts
 CoOp's folders into `few-shot-datasets`. All are understood, and spelling does not matter: `caltech-101`, `Caltech101`.
 
-Only the test split is used; of ImageNet, the validation pictures.
+Only the test split is used; of ImageNet, the validation images.
 """
 
 import difflib
@@ -21,29 +21,29 @@ class Benchmark:
     name: str
     title: str
     family: Family
-    pictures: int
+    images: int
     classes: int
     kind: Literal["split", "variants", "class folders"]
     """Where labels come from: a `split_zhou_*.json`, Aircraft's text files, or folders named by class."""
     folders: tuple[str, ...]
     """Names of the set's own folder, CoOp's first; case, `-` and `_` do not count."""
     inner: tuple[str, ...]
-    """Where in its folder the pictures may lie, CoOp's place first."""
+    """Where in its folder the images may lie, CoOp's place first."""
     split: str = ""
     """Name of the list, if it has one."""
     aliases: tuple[str, ...] = ()
 
 
 def _imagenet(
-    name: str, title: str, pictures: int, classes: int, folders: tuple[str, ...], inner: tuple[str, ...], letter: str
+    name: str, title: str, images: int, classes: int, folders: tuple[str, ...], inner: tuple[str, ...], letter: str
 ) -> Benchmark:
-    return Benchmark(name, title, "imagenet", pictures, classes, "class folders", folders, inner, aliases=(letter,))
+    return Benchmark(name, title, "imagenet", images, classes, "class folders", folders, inner, aliases=(letter,))
 
 
 def _split(
     name: str,
     title: str,
-    pictures: int,
+    images: int,
     classes: int,
     folders: tuple[str, ...],
     inner: tuple[str, ...],
@@ -51,7 +51,7 @@ def _split(
     *aliases: str,
 ) -> Benchmark:
     file = f"split_zhou_{split}.json"
-    return Benchmark(name, title, "fine-grained", pictures, classes, "split", folders, inner, file, aliases)
+    return Benchmark(name, title, "fine-grained", images, classes, "split", folders, inner, file, aliases)
 
 
 _V2 = "imagenetv2-matched-frequency-format-val"
@@ -100,19 +100,19 @@ _BY_NAME = {
 
 
 def list_datasets() -> tuple[Benchmark, ...]:
-    """The data sets that are known by name, in the order of the paper's tables."""
+    """The datasets that are known by name, in the order of the paper's tables."""
     return BENCHMARKS
 
 
 def find_benchmark(name: str) -> Benchmark | None:
-    """The data set of that name or alias, if there is one."""
+    """The dataset of that name or alias, if there is one."""
     return _BY_NAME.get(plain(name))
 
 
 def get_benchmark(name: str) -> Benchmark:
-    """The data set of that name or alias; `UnknownDatasetError` suggests the nearest."""
+    """The dataset of that name or alias; `UnknownDatasetError` suggests the nearest."""
     if found := find_benchmark(name):
         return found
     near = difflib.get_close_matches(plain(name), list(_BY_NAME), n=1)
     hint = f"did you mean '{_BY_NAME[near[0]].name}'?" if near else f"known are {', '.join(b.name for b in BENCHMARKS)}"
-    raise UnknownDatasetError(f"unknown data set '{name}'", hint)
+    raise UnknownDatasetError(f"unknown dataset '{name}'", hint)

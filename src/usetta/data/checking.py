@@ -8,7 +8,7 @@ from typing import Literal
 
 from usetta.data.benchmark import BENCHMARKS, Benchmark, get_benchmark
 from usetta.data.dataset import AbsentError, DataError, NoListError
-from usetta.data.places import below, fetch_command, is_picture, picture_folders
+from usetta.data.locate import below, fetch_command, image_folders, is_image
 from usetta.data.registry import read_benchmark
 from usetta.data.sources import SOURCES
 
@@ -17,17 +17,17 @@ State = Literal["complete", "incomplete", "no list", "absent", "broken"]
 
 @dataclass(frozen=True)
 class Report:
-    """The state of one data set."""
+    """The state of one dataset."""
 
     name: str
     title: str
     state: State
-    pictures: int
+    images: int
     """On the disk, of those that belong to the set."""
     expected: int
     """In the paper."""
     missing: int
-    """Pictures that the list names and the disk lacks, or classes without pictures where there is no list."""
+    """Images that the list names and the disk lacks, or classes without images where there is no list."""
     where: str
     """Below the folder that was asked about; empty if nothing was found."""
     problem: str
@@ -52,13 +52,13 @@ def check_one(benchmark: Benchmark, root: Path) -> Report:
         return _unread(benchmark, root, error)
     dataset, missing = reading.dataset, reading.missing
     by_class = benchmark.kind == "class folders"
-    pictures = len(dataset) if by_class else len(dataset) - len(missing)
+    images = len(dataset) if by_class else len(dataset) - len(missing)
     problems = []
     if missing:
-        what = "classes have no pictures" if by_class else "listed pictures are missing"
+        what = "classes have no images" if by_class else "listed images are missing"
         problems.append(f"{len(missing)} {what}, the first is {missing[0]}")
-    if len(dataset) != benchmark.pictures:
-        problems.append(f"{len(dataset):,} pictures instead of {benchmark.pictures:,}")
+    if len(dataset) != benchmark.images:
+        problems.append(f"{len(dataset):,} images instead of {benchmark.images:,}")
     if len(dataset.classes) != benchmark.classes:
         problems.append(f"{len(dataset.classes)} classes instead of {benchmark.classes}")
     todo = "Nothing to do."
@@ -69,8 +69,8 @@ def check_one(benchmark: Benchmark, root: Path) -> Report:
         benchmark.name,
         benchmark.title,
         "incomplete" if problems else "complete",
-        pictures,
-        benchmark.pictures,
+        images,
+        benchmark.images,
         len(missing),
         dataset.layout,
         "; ".join(problems),
@@ -80,7 +80,7 @@ def check_one(benchmark: Benchmark, root: Path) -> Report:
 
 def _unread(benchmark: Benchmark, root: Path, error: DataError) -> Report:
     """The report on a set that could not be read: is it absent, or is something wrong with it?"""
-    found = _pictures_without_list(benchmark, root) if isinstance(error, NoListError) else None
+    found = _images_without_list(benchmark, root) if isinstance(error, NoListError) else None
     source = SOURCES[benchmark.name]
     state: State
     if isinstance(error, AbsentError) or (isinstance(error, NoListError) and found is None):
@@ -93,15 +93,15 @@ def _unread(benchmark: Benchmark, root: Path, error: DataError) -> Report:
         state = "broken"
         todo = f"{error.todo[:1].upper()}{error.todo[1:]}." if error.todo else "Move its folder away and fetch it anew."
     where = "" if found is None else below(found, root)
-    return Report(benchmark.name, benchmark.title, state, 0, benchmark.pictures, 0, where, error.problem, todo)
+    return Report(benchmark.name, benchmark.title, state, 0, benchmark.images, 0, where, error.problem, todo)
 
 
-def _pictures_without_list(benchmark: Benchmark, root: Path) -> Path | None:
-    """A folder that probably holds the set's pictures, though without the list nobody can be sure."""
-    folders = picture_folders(benchmark, root, itself=False)
-    return next((folder for folder in folders if any(_may_hold_pictures(folder))), None)
+def _images_without_list(benchmark: Benchmark, root: Path) -> Path | None:
+    """A folder that probably holds the set's images, though without the list nobody can be sure."""
+    folders = image_folders(benchmark, root, itself=False)
+    return next((folder for folder in folders if any(_may_hold_images(folder))), None)
 
 
-def _may_hold_pictures(folder: Path) -> Iterator[bool]:
+def _may_hold_images(folder: Path) -> Iterator[bool]:
     with os.scandir(folder) as entries:
-        yield from (is_picture(entry.name) or (entry.is_dir() and entry.name[0] != ".") for entry in entries)
+        yield from (is_image(entry.name) or (entry.is_dir() and entry.name[0] != ".") for entry in entries)

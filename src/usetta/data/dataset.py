@@ -1,8 +1,8 @@
-"""What a loaded data set is: class names, and pictures by id with their labels. No picture is opened here.
+"""What a loaded dataset is: class names, and images by id with their labels. No image is opened here.
 
-A picture's id is its path below the folder of the pictures, written with `/`. It does not change with the machine, the
+An image's id is its path below the folder of the images, written with `/`. It does not change with the machine, the
 layout of the disk or the order of the list, so views that are keyed by it do not either. The fingerprint is made of the
-same parts and forgets the order as well: the lists that CoOp and USE publish hold the same pictures in different order.
+same parts and forgets the order as well: the lists that CoOp and USE publish hold the same images in different order.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ Family = Literal["imagenet", "fine-grained", "other"]
 
 
 class DataError(Exception):
-    """A data set that cannot be used as it is: `problem` says what is wrong, `todo` what to do about it."""
+    """A dataset that cannot be used as it is: `problem` says what is wrong, `todo` what to do about it."""
 
     def __init__(self, problem: str, todo: str = "") -> None:
         super().__init__(problem, todo)  # both in `args`, so that the error survives pickling between processes
@@ -30,19 +30,19 @@ class DataError(Exception):
 
 
 class UnknownDatasetError(DataError, ValueError):
-    """No data set has that name."""
+    """No dataset has that name."""
 
 
 class AbsentError(DataError):
-    """The pictures are not there at all."""
+    """The images are not there at all."""
 
 
 class NoListError(DataError):
-    """The list of the pictures is not there."""
+    """The list of the images is not there."""
 
 
-class Item(NamedTuple):
-    """A picture of a data set."""
+class DatasetItem(NamedTuple):
+    """An image of a dataset."""
 
     id: str
     path: Path
@@ -51,17 +51,17 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A data set in memory: for each of 250 000 pictures one string and one reference to a label."""
+    """A dataset in memory: for each of 250 000 images one string and one reference to a label."""
 
     name: str
     title: str
-    """As in the paper's table of data sets."""
+    """As in the paper's table of datasets."""
     family: Family
     classes: tuple[str, ...] = field(repr=False)
     """Names by label, as prompts want them (spaces, no underscores)."""
     ids: tuple[str, ...] = field(repr=False)
     labels: tuple[int, ...] | None = field(repr=False)
-    """None if the pictures have no labels."""
+    """None if the images have no labels."""
     root: Path
     """The folder that ids are relative to."""
     layout: str
@@ -69,26 +69,26 @@ class Dataset:
 
     def __post_init__(self) -> None:
         if not self.ids:
-            raise DataError(f"{self.name} has no pictures")
+            raise DataError(f"{self.name} has no images")
         if not self.classes:
             raise DataError(f"{self.name} has no classes")
         if len(set(self.ids)) < len(self.ids):
             twice = Counter(self.ids).most_common(1)[0][0]
-            raise DataError(f"{self.name} lists the picture {twice} twice", "list every picture once")
+            raise DataError(f"{self.name} lists the image {twice} twice", "list every image once")
         if self.labels is not None:
             if len(self.labels) != len(self.ids):
-                raise DataError(f"{self.name} has {len(self.ids)} pictures and {len(self.labels)} labels")
+                raise DataError(f"{self.name} has {len(self.ids)} images and {len(self.labels)} labels")
             if not (min(self.labels) >= 0 and max(self.labels) < len(self.classes)):
                 raise DataError(f"{self.name} has labels outside 0..{len(self.classes) - 1}")
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def __getitem__(self, index: int) -> Item:
-        picture = self.ids[index]
-        return Item(picture, self.root / picture, None if self.labels is None else self.labels[index])
+    def __getitem__(self, index: int) -> DatasetItem:
+        image = self.ids[index]
+        return DatasetItem(image, self.root / image, None if self.labels is None else self.labels[index])
 
-    def __iter__(self) -> Iterator[Item]:
+    def __iter__(self) -> Iterator[DatasetItem]:
         return (self[index] for index in range(len(self)))
 
     @property
@@ -98,11 +98,11 @@ class Dataset:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of class names, ids and labels; the order of the pictures does not count."""
+        """A hash of class names, ids and labels; the order of the images does not count."""
         digest = hashlib.blake2b(json.dumps(self.classes).encode(), digest_size=16)
         labels = self.labels or (None,) * len(self.ids)
-        for picture, label in sorted(zip(self.ids, labels, strict=True)):
-            digest.update(f"\n{picture}\0{label}".encode())
+        for image, label in sorted(zip(self.ids, labels, strict=True)):
+            digest.update(f"\n{image}\0{label}".encode())
         return digest.hexdigest()
 
 

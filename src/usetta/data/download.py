@@ -102,7 +102,7 @@ def _refusal(url: str, part: Path, error: urllib.error.HTTPError) -> Exception:
         return _CutError(f"HTTP {error.code} {error.reason}")
     return DataError(
         f"{url} cannot be downloaded: HTTP {error.code} {error.reason}",
-        "the file may have moved; put it there by hand as the documentation of data sets says",
+        "the file may have moved; put it there by hand as the documentation of datasets says",
     )
 
 

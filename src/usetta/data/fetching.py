@@ -1,6 +1,6 @@
-"""Get one of the paper's data sets: what can be downloaded is, and for the rest the steps are told.
+"""Get one of the paper's datasets: what can be downloaded is, and for the rest the steps are told.
 
-Everything that is not yet a data set is kept in `.usetta` below the folder of the data sets: downloads under way, and
+Everything that is not yet a dataset is kept in `.usetta` below the folder of the datasets: downloads under way, and
 for each set what was downloaded, with its hashes. A second call finds the work done and does nothing.
 """
 
@@ -19,7 +19,7 @@ from usetta.data.benchmark import Benchmark, get_benchmark
 from usetta.data.checking import Report, check_one
 from usetta.data.dataset import DataError
 from usetta.data.download import download
-from usetta.data.places import find_list
+from usetta.data.locate import find_list
 from usetta.data.sources import SOURCES, Archive
 from usetta.data.unpack import refuse_occupied, unpack
 
@@ -42,7 +42,7 @@ def fetch(
     keep_archive: bool = False,
     progress: bool | None = None,
 ) -> Fetched:
-    """Bring the data set `name` below `root`, in CoOp's layout, unless it is there already in any known one.
+    """Bring the dataset `name` below `root`, in CoOp's layout, unless it is there already in any known one.
 
     `say` is told what happens. A set that is there but incomplete or malformed is an error: it is not overwritten.
     """

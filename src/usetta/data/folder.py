@@ -1,7 +1,7 @@
-"""Any folder that holds a folder of pictures for each class.
+"""Any folder that holds a folder of images for each class.
 
-Classes are in the order of their folders' names. A folder without pictures is an error rather than a class: it is more
-often something that does not belong there than a class nobody has a picture of, and it would change every answer.
+Classes are in the order of their folders' names. A folder without images is an error rather than a class: it is more
+often something that does not belong there than a class nobody has an image of, and it would change every answer.
 """
 
 from pathlib import Path
@@ -13,10 +13,10 @@ _PARTS = frozenset({"train", "training", "val", "valid", "validation", "test", "
 
 
 def read_folder(root: Path) -> Dataset:
-    """Read `root/class/picture.jpg`; pictures may lie deeper, hidden files and folders are left out."""
+    """Read `root/class/image.jpg`; images may lie deeper, hidden files and folders are left out."""
     folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not folders:
-        raise DataError(f"{root} holds no folders", "expected is one for each class with its pictures in it")
+        raise DataError(f"{root} holds no folders", "expected is one for each class with its images in it")
     if all(folder.name.lower() in _PARTS for folder in folders):
         raise DataError(f"{root} is divided into parts", f"choose one, such as {folders[0]}")
     if splits := sorted(root.glob("*split_zhou_*.json")):
@@ -28,11 +28,11 @@ def read_folder(root: Path) -> Dataset:
     labels: list[int] = []
     for label, folder in enumerate(folders):
         try:
-            pictures = find_images(folder)
+            images = find_images(folder)
         except ImageError as error:
-            raise DataError(str(error), "every folder is a class and needs pictures") from error
-        ids += [picture.relative_to(root).as_posix() for picture in pictures]
-        labels += [label] * len(pictures)
+            raise DataError(str(error), "every folder is a class and needs images") from error
+        ids += [image.relative_to(root).as_posix() for image in images]
+        labels += [label] * len(images)
     return Dataset(
         name=root.name,
         title=root.name,

@@ -1,4 +1,4 @@
-"""ImageNet and its four relatives: a folder of pictures for each class, named by wnid, or by number in ImageNet-V2.
+"""ImageNet and its four relatives: a folder of images for each class, named by wnid, or by number in ImageNet-V2.
 
 The classes are those of the set, not the folders that happen to be there, so a missing folder is noticed instead of
 shifting all labels after it. ImageNet-V2 is read in the order of its folders' names as strings ("0", "1", "10", "100"),
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from usetta.data.benchmark import Benchmark
 from usetta.data.dataset import AbsentError, DataError, Dataset
-from usetta.data.places import Reading, below, names_in, picture_folders, pictures_in
+from usetta.data.locate import Reading, below, image_folders, images_in, names_in
 
 _A_CLASS = re.compile(r"n\d{8}")
 _A_NUMBER = re.compile(r"\d+")
@@ -46,9 +46,9 @@ def class_folders(name: str) -> dict[str, str]:
 
 
 def read_class_folders(benchmark: Benchmark, root: Path, *, itself: bool) -> Reading:
-    """Read one of the five; what is missing are classes without pictures."""
+    """Read one of the five; what is missing are classes without images."""
     expected = class_folders(benchmark.name)
-    candidates = list(picture_folders(benchmark, root, itself=itself))
+    candidates = list(image_folders(benchmark, root, itself=itself))
     home = next((folder for folder in candidates if not names_in(folder).isdisjoint(expected)), None)
     if home is None:
         raise _not_found(benchmark, root, candidates)
@@ -64,10 +64,10 @@ def read_class_folders(benchmark: Benchmark, root: Path, *, itself: bool) -> Rea
     labels: list[int] = []
     missing = []
     for label, folder in enumerate(expected):
-        pictures = pictures_in(home / folder)
-        ids += [f"{folder}/{picture}" for picture in pictures]
-        labels += [label] * len(pictures)
-        if not pictures:
+        images = images_in(home / folder)
+        ids += [f"{folder}/{image}" for image in images]
+        labels += [label] * len(images)
+        if not images:
             missing.append(folder)
     dataset = Dataset(
         name=benchmark.name,
@@ -84,12 +84,12 @@ def read_class_folders(benchmark: Benchmark, root: Path, *, itself: bool) -> Rea
 
 def _not_found(benchmark: Benchmark, root: Path, candidates: list[Path]) -> DataError:
     for folder in candidates:
-        if pictures_in(folder):
+        if images_in(folder):
             return DataError(
-                f"{benchmark.name}: the pictures lie in {folder} itself", "sort them into one folder for each wnid"
+                f"{benchmark.name}: the images lie in {folder} itself", "sort them into one folder for each wnid"
             )
     place = f"{benchmark.folders[0]}/{benchmark.inner[0]}"
     example = next(iter(class_folders(benchmark.name)))
     return AbsentError(
-        f"{benchmark.name}: its pictures are not in {root}", f"expected are folders such as {place}/{example}"
+        f"{benchmark.name}: its images are not in {root}", f"expected are folders such as {place}/{example}"
     )

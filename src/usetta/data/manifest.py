@@ -1,4 +1,4 @@
-"""Any list of pictures: a table (`.csv`, `.tsv`), a JSON object per line (`.jsonl`), or a `manifest.json`.
+"""Any list of images: a table (`.csv`, `.tsv`), a JSON object per line (`.jsonl`), or a `manifest.json`.
 
 Each row has a `path`, relative to the file, and may have a `label` (a number counted from 0, or a class name) and a
 `class` (a name, beside a number). Class names come from the rows, in alphabetical order unless numbers say otherwise,
@@ -13,13 +13,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from usetta.data.dataset import DataError, Dataset, class_name
-from usetta.data.places import missing_pictures
+from usetta.data.locate import missing_images
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".json")
 NAMES = tuple(f"manifest{suffix}" for suffix in SUFFIXES)
 
 
-class _Row(NamedTuple):
+class _ManifestRow(NamedTuple):
     where: str
     path: str
     number: int | None
@@ -27,23 +27,23 @@ class _Row(NamedTuple):
 
 
 def read_manifest(file: Path, classes: Sequence[str] | None = None) -> Dataset:
-    """Read the pictures that `file` lists; `classes` gives the class names by label."""
+    """Read the images that `file` lists; `classes` gives the class names by label."""
     rows = list(_rows(file))
     if not rows:
-        raise DataError(f"{file} lists no pictures", "give it a row for each picture")
+        raise DataError(f"{file} lists no images", "give it a row for each image")
     names = tuple(map(class_name, classes)) if classes is not None else _names(file, rows)
     labels = _labels(file, rows, names)
     ids: list[str] = []
     seen: dict[str, str] = {}
     for row in rows:
-        picture = _id(file.parent, row.path)
-        if picture in seen:
-            raise DataError(f"{file}, {row.where}: {row.path} was listed before, in {seen[picture]}", "list it once")
-        seen[picture] = row.where
-        ids.append(picture)
-    if missing := missing_pictures(file.parent, ids):
+        image = _id(file.parent, row.path)
+        if image in seen:
+            raise DataError(f"{file}, {row.where}: {row.path} was listed before, in {seen[image]}", "list it once")
+        seen[image] = row.where
+        ids.append(image)
+    if missing := missing_images(file.parent, ids):
         raise DataError(
-            f"{file}, {seen[missing[0]]}: there is no {missing[0]} ({len(missing)} of {len(ids)} pictures are missing)",
+            f"{file}, {seen[missing[0]]}: there is no {missing[0]} ({len(missing)} of {len(ids)} images are missing)",
             f"paths are relative to {file.parent}",
         )
     return Dataset(
@@ -58,7 +58,7 @@ def read_manifest(file: Path, classes: Sequence[str] | None = None) -> Dataset:
     )
 
 
-def _names(file: Path, rows: list[_Row]) -> tuple[str, ...]:
+def _names(file: Path, rows: list[_ManifestRow]) -> tuple[str, ...]:
     """Class names by label, from the rows."""
     if all(row.number is None for row in rows):
         names = sorted({row.name for row in rows if row.name is not None})
@@ -86,14 +86,14 @@ def _names(file: Path, rows: list[_Row]) -> tuple[str, ...]:
     return tuple(by_number[number] for number in sorted(by_number))
 
 
-def _labels(file: Path, rows: list[_Row], names: tuple[str, ...]) -> tuple[int, ...] | None:
+def _labels(file: Path, rows: list[_ManifestRow], names: tuple[str, ...]) -> tuple[int, ...] | None:
     if all(row.number is None and row.name is None for row in rows):
         return None
     by_name = {name: label for label, name in reversed(list(enumerate(names)))}
     labels = []
     for row in rows:
         if row.number is None and row.name is None:
-            raise DataError(f"{file}, {row.where}: {row.path} has no label, others have", "label all pictures or none")
+            raise DataError(f"{file}, {row.where}: {row.path} has no label, others have", "label all images or none")
         label = by_name.get(row.name or "") if row.number is None else row.number
         if label is None:
             raise DataError(f"{file}, {row.where}: {row.name!r} is none of the {len(names)} classes", _known(names))
@@ -108,7 +108,7 @@ def _known(names: tuple[str, ...]) -> str:
 
 
 def _id(root: Path, path: str) -> str:
-    """`path` relative to `root` and without detours, so that one picture has one id."""
+    """`path` relative to `root` and without detours, so that one image has one id."""
     absolute = Path(os.path.normpath(root.absolute() / path))
     try:
         return absolute.relative_to(root.absolute()).as_posix()
@@ -116,17 +116,17 @@ def _id(root: Path, path: str) -> str:
         return absolute.as_posix() if Path(path).is_absolute() else PurePosixPath(os.path.normpath(path)).as_posix()
 
 
-def _rows(file: Path) -> Iterator[_Row]:
+def _rows(file: Path) -> Iterator[_ManifestRow]:
     reader = {".csv": _table, ".tsv": _table, ".jsonl": _json_lines, ".json": _json_items}.get(file.suffix.lower())
     if reader is None:
-        raise DataError(f"{file} is not a list of pictures", f"its name must end in {', '.join(SUFFIXES)}")
+        raise DataError(f"{file} is not a list of images", f"its name must end in {', '.join(SUFFIXES)}")
     try:
         yield from reader(file)
     except UnicodeDecodeError as error:
         raise DataError(f"{file} is not UTF-8 text", "save it as UTF-8") from error
 
 
-def _table(file: Path) -> Iterator[_Row]:
+def _table(file: Path) -> Iterator[_ManifestRow]:
     with file.open(encoding="utf-8-sig", newline="") as stream:
         reader = csv.DictReader(stream, delimiter="\t" if file.suffix.lower() == ".tsv" else ",", skipinitialspace=True)
         try:
@@ -143,7 +143,7 @@ def _table(file: Path) -> Iterator[_Row]:
             raise DataError(f"{file}, line {reader.line_num}: {error}", _ROW) from error
 
 
-def _json_lines(file: Path) -> Iterator[_Row]:
+def _json_lines(file: Path) -> Iterator[_ManifestRow]:
     with file.open(encoding="utf-8-sig") as stream:
         for number, line in enumerate(stream, 1):
             if not line.strip():
@@ -155,7 +155,7 @@ def _json_lines(file: Path) -> Iterator[_Row]:
             yield _row(file, f"line {number}", row)
 
 
-def _json_items(file: Path) -> Iterator[_Row]:
+def _json_items(file: Path) -> Iterator[_ManifestRow]:
     """`{"items": [...]}` or a list; an item is an object or `[path, label, class, ...]`."""
     try:
         content = json.loads(file.read_text(encoding="utf-8-sig"))
@@ -172,7 +172,7 @@ def _json_items(file: Path) -> Iterator[_Row]:
 _ROW = "a row has a path and may have a label and a class"
 
 
-def _row(file: Path, where: str, row: Any) -> _Row:
+def _row(file: Path, where: str, row: Any) -> _ManifestRow:
     if not isinstance(row, dict) or not isinstance(row.get("path"), str) or not row["path"].strip():
         raise DataError(f"{file}, {where}: no path", _ROW)
     label, name = row.get("label"), row.get("class")
@@ -188,4 +188,6 @@ def _row(file: Path, where: str, row: Any) -> _Row:
     if isinstance(label, str) and label and name:
         raise DataError(f"{file}, {where}: two names, label {label!r} and class {name!r}", _ROW)
     name = (label if isinstance(label, str) else None) or (name or "").strip() or None
-    return _Row(where, row["path"].strip(), label if isinstance(label, int) else None, name and class_name(name))
+    return _ManifestRow(
+        where, row["path"].strip(), label if isinstance(label, int) else None, name and class_name(name)
+    )

@@ -1,4 +1,4 @@
-"""Load a data set by name, folder or list."""
+"""Load a dataset by name, folder or list."""
 
 import os
 import shlex
@@ -9,12 +9,12 @@ from usetta.data.benchmark import Benchmark, find_benchmark, get_benchmark
 from usetta.data.dataset import DataError, Dataset
 from usetta.data.folder import read_folder
 from usetta.data.imagenet import read_class_folders
+from usetta.data.locate import Reading
 from usetta.data.manifest import NAMES, read_manifest
-from usetta.data.places import Reading
 from usetta.data.splits import read_aircraft, read_split
 
 ROOT = "USETTA_DATA"
-"""Environment variable: where the data sets of the benchmark lie, if nothing else is said."""
+"""Environment variable: where the datasets of the benchmark lie, if nothing else is said."""
 
 _READERS = {"split": read_split, "variants": read_aircraft, "class folders": read_class_folders}
 
@@ -25,13 +25,13 @@ def load_dataset(
     *,
     classes: Sequence[str] | None = None,
 ) -> Dataset:
-    """Load one of the paper's sets, or any pictures of yours.
+    """Load one of the paper's sets, or any images of yours.
 
     `name` is a name from `list_datasets` or an alias, and `root` the folder that holds the sets (default:
     `$USETTA_DATA`) or the set's own; or `name` is the path of a folder with a folder for each class, of a list of
-    pictures (see `manifest`), or of a folder with a `manifest.*`. `classes` names the classes of a list.
+    images (see `manifest`), or of a folder with a `manifest.*`. `classes` names the classes of a list.
 
-    A picture that is listed but not there is an error here: results on a part of a set look like results on the set.
+    An image that is listed but not there is an error here: results on a part of a set look like results on the set.
     """
     written = os.fspath(name)
     if root is None and _is_path(written):
@@ -41,13 +41,13 @@ def load_dataset(
         raise ValueError(f"{benchmark.name} has class names of its own")
     root = root or os.environ.get(ROOT)
     if not root:
-        raise DataError(f"where is {benchmark.name}?", f"give the folder of the data sets, or set {ROOT}")
+        raise DataError(f"where is {benchmark.name}?", f"give the folder of the datasets, or set {ROOT}")
     place = Path(root).expanduser().absolute()
     if not place.is_dir():
         raise DataError(f"{place} is not a folder" if place.exists() else f"{place} does not exist")
     reading = read_benchmark(benchmark, place, itself=True)
     if reading.missing:
-        what = "classes without pictures" if benchmark.kind == "class folders" else "listed pictures missing"
+        what = "classes without images" if benchmark.kind == "class folders" else "listed images missing"
         raise DataError(
             f"{benchmark.name} is incomplete: {len(reading.missing)} {what} in {reading.dataset.root}, "
             f"the first is {reading.missing[0]}",
@@ -65,7 +65,7 @@ def load_datasets(names: Sequence[str], root: str | os.PathLike[str] | None = No
         return [_load_named(name, root) for name in names]
     root = root or os.environ.get(ROOT)
     if not root:
-        raise DataError("which data sets?", f"give their names, or their folder, or set {ROOT}")
+        raise DataError("which datasets?", f"give their names, or their folder, or set {ROOT}")
     from usetta.data.checking import check  # which reads sets by this module
 
     found = [report.name for report in check(root) if report.state == "complete"]

@@ -1,7 +1,7 @@
 """Where the fifteen come from: official archives with their published checksums, or what only people can do.
 
 Of each archive only the folder that is needed is taken, and it is put where CoOp's layout has it. Checksums, and most
-addresses, are those of torchvision's data sets (pytorch/vision e6f0400); the exceptions say where they come from. The
+addresses, are those of torchvision's datasets (pytorch/vision e6f0400); the exceptions say where they come from. The
 lists of the splits, and the middle frames of UCF101, are on CoOp's Google Drive (KaiyangZhou/CoOp, DATASETS.md), which
 wants a browser.
 """
@@ -19,20 +19,20 @@ class Archive:
     member: str
     """The folder inside the archive."""
     target: str
-    """Where that folder goes, below the folder of the data sets."""
+    """Where that folder goes, below the folder of the datasets."""
     within: str = ""
     """The archive inside the archive that holds `member`, if it is one deeper."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """How to get one data set."""
+    """How to get one dataset."""
 
     folder: str
     """Its own folder in CoOp's layout."""
     archive: Archive | None = None
     by_hand: tuple[str, ...] = ()
-    """Steps that give the pictures where there is no archive; `{folder}` stands for the set's folder."""
+    """Steps that give the images where there is no archive; `{folder}` stands for the set's folder."""
     drive: str = ""
     """Id of the list of the split on Google Drive."""
 
@@ -53,14 +53,14 @@ SOURCES = {
         by_hand=(
             "Ask for access at https://image-net.org/download.php and download ILSVRC2012_img_val.tar "
             "(md5 29b22e2961454d5413ddabcf34fc5622).",
-            "Sort its 50 000 pictures into one folder for each wnid, {folder}/images/val/n01440764/ and so on.",
+            "Sort its 50 000 images into one folder for each wnid, {folder}/images/val/n01440764/ and so on.",
         ),
     ),
     "imagenet-a": Source(
         "imagenet-adversarial",
         Archive(
             f"{_BERKELEY}/imagenet-a.tar",  # linked by hendrycks/natural-adv-examples
-            "md5:c3e55429088dc681f30d81f4726b6595",  # ENSTA-U2IS-AI/torch-uncertainty and others
+            "md5:c3e55429088dc681f30d81f4726b6595",  # ENSTA-U2IS-AI/torch-unconfidentty and others
             "imagenet-a",
             "imagenet-adversarial/imagenet-a",
         ),
@@ -78,7 +78,7 @@ SOURCES = {
         "imagenet-rendition",
         Archive(
             f"{_BERKELEY}/imagenet-r.tar",  # linked by hendrycks/imagenet-r
-            "md5:a61312130a589d0ca1a8fca1f2bd3337",  # ENSTA-U2IS-AI/torch-uncertainty and others
+            "md5:a61312130a589d0ca1a8fca1f2bd3337",  # ENSTA-U2IS-AI/torch-unconfidentty and others
             "imagenet-r",
             "imagenet-rendition/imagenet-r",
         ),
@@ -156,9 +156,9 @@ SOURCES = {
     "cars": Source(
         "stanford_cars",
         by_hand=(
-            "The pictures are no longer where they were published (ai.stanford.edu); "
+            "The images are no longer where they were published (ai.stanford.edu); "
             "https://github.com/pytorch/vision/issues/7545 collects copies. "
-            "Put the 8 041 test pictures into {folder}/cars_test/.",
+            "Put the 8 041 test images into {folder}/cars_test/.",
         ),
         drive="1ObCFbaAgVu0I-k_Au-gIUcefirdAuizT",
     ),

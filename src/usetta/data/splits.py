@@ -1,7 +1,7 @@
-"""The nine sets whose test pictures CoOp lists in a `split_zhou_*.json`, and Aircraft, which brings lists of its own.
+"""The nine sets whose test images CoOp lists in a `split_zhou_*.json`, and Aircraft, which brings lists of its own.
 
 A split is a dictionary of `train`, `val` and `test`, each a list of `[path, label, class name]`. The names of all three
-are read, so that a class keeps its name even if the test pictures had none of it.
+are read, so that a class keeps its name even if the test images had none of it.
 """
 
 import json
@@ -10,7 +10,7 @@ from typing import Any
 
 from usetta.data.benchmark import Benchmark
 from usetta.data.dataset import AbsentError, DataError, Dataset, NoListError, class_name
-from usetta.data.places import Reading, below, fetch_command, find_list, missing_pictures, picture_folders
+from usetta.data.locate import Reading, below, fetch_command, find_list, image_folders, missing_images
 
 _PARTS = ("train", "val", "test")
 _ANEW = "move its folder away and fetch the set anew"
@@ -29,8 +29,8 @@ def read_split(benchmark: Benchmark, root: Path, *, itself: bool) -> Reading:
 
 
 def read_aircraft(benchmark: Benchmark, root: Path, *, itself: bool) -> Reading:
-    """Read Aircraft: class k is line k of `variants.txt`; `images_variant_test.txt` gives picture and class."""
-    folders = [images.parent for images in picture_folders(benchmark, root, itself=itself)]
+    """Read Aircraft: class k is line k of `variants.txt`; `images_variant_test.txt` gives image and class."""
+    folders = [images.parent for images in image_folders(benchmark, root, itself=itself)]
     home = next((folder for folder in folders if (folder / "variants.txt").is_file()), None)
     if home is None:
         raise NoListError(f"aircraft: there is no variants.txt beside a folder images in {root}", _ANEW)
@@ -39,10 +39,10 @@ def read_aircraft(benchmark: Benchmark, root: Path, *, itself: bool) -> Reading:
     by_name = {variant: label for label, variant in enumerate(variants)}
     ids, labels = [], []
     for number, line in enumerate(_lines(file), 1):
-        picture, _, variant = line.partition(" ")
+        image, _, variant = line.partition(" ")
         if variant not in by_name:
             raise DataError(f"{file}, line {number}: {variant!r} is not in variants.txt", _ANEW)
-        ids.append(f"{picture}.jpg")
+        ids.append(f"{image}.jpg")
         labels.append(by_name[variant])
     if not ids:
         raise DataError(f"{file} is empty", _ANEW)
@@ -59,17 +59,17 @@ def _reading(
     *,
     itself: bool,
 ) -> Reading:
-    """Join the list with the folder of its pictures: the first that holds one of a few of them, else of all."""
-    candidates = list(picture_folders(benchmark, root, itself=itself))
+    """Join the list with the folder of its images: the first that holds one of a few of them, else of all."""
+    candidates = list(image_folders(benchmark, root, itself=itself))
     probes = (ids[0], ids[len(ids) // 2], ids[-1])
-    likely = [folder for folder in candidates if any((folder / picture).exists() for picture in probes)]
+    likely = [folder for folder in candidates if any((folder / image).exists() for image in probes)]
     for home in likely or candidates:
-        missing = missing_pictures(home, ids)
+        missing = missing_images(home, ids)
         if len(missing) < len(ids):
             break
     else:
         places = " or ".join(f"{benchmark.folders[0]}/{inner}".rstrip("/") for inner in benchmark.inner)
-        raise AbsentError(f"{benchmark.name}: its pictures are not in {root}", f"expected is a folder {places}")
+        raise AbsentError(f"{benchmark.name}: its images are not in {root}", f"expected is a folder {places}")
     dataset = Dataset(
         name=benchmark.name,
         title=benchmark.title,
@@ -97,17 +97,17 @@ def _parse(file: Path) -> tuple[list[str], list[int], list[str]]:
     ids, labels = [], []
     for part in _PARTS:
         for number, entry in enumerate(parts.get(part) or ()):
-            picture, label, name = _entry(file, part, number, entry)
+            image, label, name = _entry(file, part, number, entry)
             if names.setdefault(label, name) != name:
                 raise _malformed(file, f"class {label} is called {names[label]!r} and {name!r}")
             if part == "test":
-                ids.append(picture)
+                ids.append(image)
                 labels.append(label)
     if not ids:
         raise _malformed(file, "its list 'test' is empty")
     for label in range(len(names)):
         if label not in names:
-            raise _malformed(file, f"no picture has label {label}, though labels go up to {max(names)}")
+            raise _malformed(file, f"no image has label {label}, though labels go up to {max(names)}")
     return ids, labels, [names[label] for label in sorted(names)]
 
 

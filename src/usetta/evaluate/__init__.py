@@ -1,1 +1,1 @@
-"""Measuring methods on data sets."""
+"""Measuring methods on datasets."""

@@ -16,11 +16,11 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
 
-from usetta.evaluate.store import Row, Store
+from usetta.evaluate.store import ResultRow, Store
 
 _CLASSES = ("label", "prediction", "before")
 """Columns that hold the number of a class."""
-_FACTS = ("run", "data set", "recipe", "classes", "root", "invocation")
+_FACTS = ("run", "dataset", "recipe", "classes", "root", "invocation")
 _AT_ONCE = 2**16
 """Rows in a group of a Parquet file."""
 
@@ -28,7 +28,7 @@ _AT_ONCE = 2**16
 def export(store: Store, path: Path) -> int:
     """Write all rows to `path`, whose ending is one of `FORMATS`, and return how many there are.
 
-    JSON holds the facts of the run and its bad pictures as well, and so do the metadata of Parquet.
+    JSON holds the facts of the run and its bad images as well, and so do the metadata of Parquet.
     """
     write = FORMATS.get(path.suffix.lower())
     if write is None:
@@ -62,8 +62,8 @@ def _whole_or_nothing(target: Path) -> Iterator[IO[bytes]]:
 
 
 def _columns() -> Iterator[tuple[str, Any]]:
-    """Names of the columns and their types, as of `Row`, with the name of a class behind its number."""
-    for field in fields(Row):
+    """Names of the columns and their types, as of `ResultRow`, with the name of a class behind its number."""
+    for field in fields(ResultRow):
         yield field.name, field.type
         if field.name in _CLASSES:
             yield f"{field.name}_name", str

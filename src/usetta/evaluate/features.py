@@ -1,6 +1,6 @@
 """Features of views on disk, so that a second run with other methods encodes nothing.
 
-One SQLite database for any number of pictures, models and recipes of views. Features are kept as they
+One SQLite database for any number of images, models and recipes of views. Features are kept as they
 were computed, in single precision: a result does not depend on where its features came from.
 """
 
@@ -21,12 +21,12 @@ from usetta.evaluate.store import StoreError, connect
 FILE = "features.sqlite"
 
 
-def feature_key(model: str, views: str, picture: str, digest: str) -> bytes:
-    """The key of a picture's features: fingerprint of the model, recipe of the views, and the picture by id and file.
+def feature_key(model: str, views: str, image: str, digest: str) -> bytes:
+    """The key of an image's features: fingerprint of the model, recipe of the views, and the image by id and file.
 
     The id decides the random draws, the file's digest what they are applied to.
     """
-    parts = "\0".join((model, views, picture, digest))
+    parts = "\0".join((model, views, image, digest))
     return hashlib.blake2b(parts.encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
 
@@ -41,7 +41,9 @@ class FeatureCache:
             self._db = connect(self._path, threads=True)
             if not self._db.execute("SELECT 1 FROM sqlite_master").fetchone():
                 self._db.execute("CREATE TABLE IF NOT EXISTS features (key BLOB UNIQUE, views INTEGER, single BLOB)")
-            self._db.execute("SELECT key, views, single FROM features LIMIT 0")  # else it is a database of something else
+            self._db.execute(
+                "SELECT key, views, single FROM features LIMIT 0"
+            )  # else it is a database of something else
 
     def __enter__(self) -> Self:
         return self

@@ -1,15 +1,15 @@
-"""How good are the answers? Metrics on plain NumPy arrays, from a few numbers per picture.
+"""How good are the answers? Metrics on plain NumPy arrays, from a few numbers per image.
 
-No metric needs the probabilities of all classes. These columns, one value per picture, are enough (`columns` makes the
+No metric needs the probabilities of all classes. These columns, one value per image, are enough (`columns` makes the
 first six from probabilities):
 
     label             the true class                            prediction        the answered class
     confidence        the answered class's probability          true_probability  the true class's probability
     rank              classes ranked before the true one        sum_of_squares    Σ_c p_c², for the Brier score
-    skipped           whether tuning was left out               seconds           time the picture took
+    skipped           whether tuning was left out               seconds           time the image took
 
-A column is (..., n): n pictures, behind any leading axes such as one per seed; a metric takes the last axis away.
-Shares are in percent, as in the paper's tables. Without pictures a metric is NaN, never an error.
+A column is (..., n): n images, behind any leading axes such as one per seed; a metric takes the last axis away.
+Shares are in percent, as in the paper's tables. Without images a metric is NaN, never an error.
 """
 
 import math
@@ -63,7 +63,7 @@ def top1(label: ArrayLike, prediction: ArrayLike) -> Floats:
 
 
 def top5(rank: ArrayLike) -> Floats:
-    """Percent of pictures whose true class is among the five most probable."""
+    """Percent of images whose true class is among the five most probable."""
     return 100 * _mean(np.less(rank, 5))
 
 
@@ -75,7 +75,7 @@ def ece(label: ArrayLike, prediction: ArrayLike, confidence: ArrayLike, bins: in
     sure = _probability(confidence, "confidence")
     gap = np.equal(label, prediction) - sure
     place = np.minimum((sure * bins).astype(np.int64), bins - 1)
-    # |accuracy − confidence| of a bin, weighted with its share of the pictures, is |Σ gap| / n.
+    # |accuracy − confidence| of a bin, weighted with its share of the images, is |Σ gap| / n.
     gaps = [np.abs(_mean(np.where(place == b, gap, 0.0))) for b in range(bins)]
     return 100 * np.asarray(np.sum(gaps, axis=0))
 
@@ -92,12 +92,12 @@ def brier(true_probability: ArrayLike, sum_of_squares: ArrayLike) -> Floats:
 
 
 def skip_ratio(skipped: ArrayLike) -> Floats:
-    """Percent of pictures that were not tuned on because their views already agreed."""
+    """Percent of images that were not tuned on because their views already agreed."""
     return 100 * _mean(np.asarray(skipped, dtype=bool))
 
 
-def seconds_per_picture(seconds: ArrayLike) -> Floats:
-    """Mean time of a picture."""
+def seconds_per_image(seconds: ArrayLike) -> Floats:
+    """Mean time of an image."""
     return _mean(np.asarray(seconds))
 
 
@@ -108,7 +108,7 @@ METRICS: dict[str, tuple[Callable[..., Floats], tuple[str, ...]]] = {
     "nll": (nll, ("true_probability",)),
     "brier": (brier, ("true_probability", "sum_of_squares")),
     "skip_ratio": (skip_ratio, ("skipped",)),
-    "seconds_per_picture": (seconds_per_picture, ("seconds",)),
+    "seconds_per_image": (seconds_per_image, ("seconds",)),
 }
 """Every metric with the columns it needs."""
 
@@ -123,7 +123,7 @@ def measure(stored: Mapping[str, ArrayLike]) -> dict[str, Floats]:
 
 
 def group_means(values: Mapping[str, float | None]) -> dict[str, float | None]:
-    """The means of `GROUPS` from values by data set; None where the value of a data set is missing (None or NaN)."""
+    """The means of `GROUPS` from values by dataset; None where the value of a dataset is missing (None or NaN)."""
     known = {name: value for name, value in values.items() if value is not None and not math.isnan(value)}
     means: dict[str, float | None] = {}
     for group, members in GROUPS.items():
@@ -168,15 +168,15 @@ class Interval:
 def accuracy_difference(
     right: ArrayLike, other: ArrayLike, *, level: float = 0.95, resamples: int = 10_000, seed: int = 0
 ) -> Interval:
-    """By how many points one method is more accurate than another on the same pictures, with a bootstrap interval.
+    """By how many points one method is more accurate than another on the same images, with a bootstrap interval.
 
-    `right` and `other`: whether each answer was right, (n,) or (seeds, n). Pictures are resampled, never single runs:
-    runs of one picture are not independent. A resample only counts how often each value of the difference occurs, so
-    it is drawn as such (multinomial), which gives the same distribution as drawing n pictures.
+    `right` and `other`: whether each answer was right, (n,) or (seeds, n). Images are resampled, never single runs:
+    runs of one image are not independent. A resample only counts how often each value of the difference occurs, so
+    it is drawn as such (multinomial), which gives the same distribution as drawing n images.
     """
     ours, theirs = (np.atleast_2d(np.asarray(each, dtype=np.float64)) for each in (right, other))
     if ours.ndim != 2 or ours.shape[-1] != theirs.shape[-1]:
-        raise ValueError(f"both methods must have answered the same pictures, not {ours.shape} and {theirs.shape}")
+        raise ValueError(f"both methods must have answered the same images, not {ours.shape} and {theirs.shape}")
     difference = ours.mean(axis=0) - theirs.mean(axis=0)
     n = len(difference)
     if not n:
@@ -191,10 +191,10 @@ def mcnemar(right: ArrayLike, other: ArrayLike) -> float:
     """Exact two-sided p-value of McNemar's test that two methods are equally accurate, from one run of each, (n,)."""
     ours, theirs = np.asarray(right, dtype=bool), np.asarray(other, dtype=bool)
     if ours.ndim != 1 or ours.shape != theirs.shape:
-        raise ValueError(f"expected one run of each method on the same pictures, not {ours.shape} and {theirs.shape}")
+        raise ValueError(f"expected one run of each method on the same images, not {ours.shape} and {theirs.shape}")
     only_ours, only_theirs = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
     n, term, tail = only_ours + only_theirs, 1, 0
-    for k in range(min(only_ours, only_theirs) + 1):  # in whole numbers: exact for any number of pictures
+    for k in range(min(only_ours, only_theirs) + 1):  # in whole numbers: exact for any number of images
         tail += term
         term = term * (n - k) // (k + 1)
     return min(1.0, 2 * tail / (1 << n))

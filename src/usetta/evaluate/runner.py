@@ -1,6 +1,6 @@
-"""A run: methods on data sets under seeds, into a directory that can be continued.
+"""A run: methods on datasets under seeds, into a directory that can be continued.
 
-The plan of a run is what its store lacks. It is cut into tasks by the place of the pictures in their data set, and a
+The plan of a run is what its store lacks. It is cut into tasks by the place of the images in their dataset, and a
 task is written whole or not at all, so a run that was killed goes on with the very same tasks and ends with the very
 same rows. An engine says where tasks are done; the store is written here alone, whoever did them and in any order.
 """
@@ -19,18 +19,18 @@ from torch import Tensor
 from usetta import methods as known
 from usetta.coop import load_context, template_of
 from usetta.data import DataError, Dataset
-from usetta.engines import Engine, Lost, ThisProcess
-from usetta.engines.model import SameModel
+from usetta.distributed import Engine, Failed, LocalEngine
+from usetta.distributed.same_model import SameModel
 from usetta.episode import check
-from usetta.evaluate.diary import Diary, Scores
 from usetta.evaluate.features import FeatureCache
 from usetta.evaluate.orders import Asked, Order, OrderHand
-from usetta.evaluate.store import Bad, Store
-from usetta.evaluate.work import Outcome, Subject, Worker
+from usetta.evaluate.run_log import RunLog, RunningAccuracy
+from usetta.evaluate.store import FailedImage, Store
+from usetta.evaluate.worker import EvalWorker, Outcome, Subject
+from usetta.methods.recipe import Recipe
 from usetta.models import Model
 from usetta.progress import bar
 from usetta.prompts import DEFAULT_TEMPLATE, TEMPLATES, ClassPrompts
-from usetta.recipe import Recipe
 from usetta.views import ViewRecipe
 
 _SHOWN = 4
@@ -38,8 +38,8 @@ _SHOWN = 4
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What the answers of a run depend on beside the model, the data sets and the methods."""
+class EvalSettings:
+    """What the answers of a run depend on beside the model, the datasets and the methods."""
 
     views: int = 64
     templates: tuple[str, ...] = ()
@@ -47,20 +47,20 @@ class Setting:
     context: Path | None = None
     """File of a learned context."""
     augmix: bool | None = None
-    """Whether strong views go through AugMix; by default as the paper does for the family of the data set."""
+    """Whether strong views go through AugMix; by default as the paper does for the family of the dataset."""
 
 
 @dataclass(frozen=True)
-class Summary:
+class EvalSummary:
     """What a call of `evaluate` did."""
 
-    pictures: int
-    """Pictures under a seed that were worked on."""
+    images: int
+    """Images under a seed that were worked on."""
     encoded: int
     """Those that went through the image tower."""
     rows: int
     bad: int
-    """Pictures that could not be read."""
+    """Images that could not be read."""
     seconds: float
 
 
@@ -69,10 +69,10 @@ def evaluate(
     datasets: Iterable[Dataset],
     methods: Sequence[str],
     out: Path,
-    setting: Setting | None = None,
+    setting: EvalSettings | None = None,
     *,
     seeds: Sequence[int] = (0,),
-    pictures: int | None = None,
+    images: int | None = None,
     reward: Model | None = None,
     cache: Path | None = None,
     batch_size: int = 8,
@@ -82,19 +82,19 @@ def evaluate(
     load_reward: Callable[[], Model] | None = None,
     say: Callable[[str], object] = lambda text: None,
     progress: bool | None = None,
-) -> Summary:
-    """Compute what is missing in the run directory `out`: every method on every picture under every seed.
+) -> EvalSummary:
+    """Compute what is missing in the run directory `out`: every method on every image under every seed.
 
-    `pictures`: only so many of each data set, evenly spread over its list. `reward`: the judge for methods that learn
-    from rewards, otherwise the model itself. `cache`: a folder for features of views. `batch_size` pictures go through
+    `images`: only so many of each dataset, evenly spread over its list. `reward`: the judge for methods that learn
+    from rewards, otherwise the model itself. `cache`: a folder for features of views. `batch_size` images go through
     a method together, `threads` make views. `engine`: where this is done, by default here; workers elsewhere get the
     models by `load` and `load_reward`, which are pickled. What is done is told by `say`.
     """
-    setting = setting or Setting()
+    setting = setting or EvalSettings()
     if not methods or not seeds:
         raise ValueError(f"there must be at least one {'seed' if methods else 'method'}")
-    if batch_size < 1 or threads < 1 or (pictures is not None and pictures < 1):
-        raise ValueError("batch_size, threads and the number of pictures must be at least 1")
+    if batch_size < 1 or threads < 1 or (images is not None and images < 1):
+        raise ValueError("batch_size, threads and the number of images must be at least 1")
     started = time.perf_counter()
     context = load_context(setting.context, model) if setting.context else None
     questions = [_question(dataset, methods, model, setting, context) for dataset in _by_name(datasets)]
@@ -102,9 +102,9 @@ def evaluate(
     for each in questions:
         for recipe in each.recipes.values():
             check(recipe, model, subjects[each.dataset.name].prompts, setting.views)
-    hire: Callable[[], OrderHand]
+    make_worker: Callable[[], OrderHand]
     if engine is not None:
-        hire = _hire(questions, model, reward, load, load_reward, cache, threads)
+        make_worker = _make_worker(questions, model, reward, load, load_reward, cache, threads)
         subjects.clear()  # workers make their own
     with FeatureCache(cache) if cache and engine is None else nullcontext() as features, Store(out) as store:
         store.fix_all(_facts(questions, model, setting, reward))
@@ -115,49 +115,55 @@ def evaluate(
             order
             for each in questions
             for seed in dict.fromkeys(seeds)
-            for order in _orders(store, each, seed, pictures, batch_size)
+            for order in _orders(store, each, seed, images, batch_size)
         ]
         left: Counter[tuple[str, int]] = Counter()
         for order in plan:
-            left[order.dataset, order.seed] += len(order.pictures)
+            left[order.dataset, order.seed] += len(order.images)
         if engine is None:
-            worker = Worker(model, judge=reward, cache=features, threads=threads)
-            engine, hire = ThisProcess(), lambda: OrderHand(worker, subjects.pop)  # which lets go of them one by one
-        diary, scores = Diary(store), Scores(store, {each.dataset.name: tuple(each.recipes) for each in questions})
+            worker = EvalWorker(model, judge=reward, cache=features, threads=threads)
+            engine, make_worker = (
+                LocalEngine(),
+                lambda: OrderHand(worker, subjects.pop),
+            )  # which lets go of them one by one
+        diary, scores = (
+            RunLog(store),
+            RunningAccuracy(store, {each.dataset.name: tuple(each.recipes) for each in questions}),
+        )
         with (
             bar(sum(left.values()), "Evaluating", progress, speed=True) as tick,
-            closing(engine.run(hire, plan)) as results,
+            closing(engine.run(make_worker, plan)) as results,
         ):
             for order, found in results:
-                outcome = Outcome(bad=_lost(order, found)) if isinstance(found, Lost) else found
+                outcome = Outcome(bad=_lost(order, found)) if isinstance(found, Failed) else found
                 scores.add(order, outcome)
                 store.add(outcome.rows, outcome.seen, outcome.bad)
                 diary.add(order, outcome)
                 for bad in outcome.bad:
-                    say(f"{bad.dataset}: {bad.picture}: {bad.reason}")
-                left[order.dataset, order.seed] -= len(order.pictures)
+                    say(f"{bad.dataset}: {bad.image}: {bad.reason}")
+                left[order.dataset, order.seed] -= len(order.images)
                 if not left[order.dataset, order.seed]:
                     say(f"{order.dataset}, seed {order.seed}: {scores.text()}")
-                tick(len(order.pictures), scores.text(_SHOWN))
-        bad_pictures = sum(each.dataset in scores.methods for each in store.bad())
-    return Summary(diary.pictures, diary.encoded, diary.rows, bad_pictures, time.perf_counter() - started)
+                tick(len(order.images), scores.text(_SHOWN))
+        bad_images = sum(each.dataset in scores.methods for each in store.bad())
+    return EvalSummary(diary.images, diary.encoded, diary.rows, bad_images, time.perf_counter() - started)
 
 
 def _by_name(datasets: Iterable[Dataset]) -> list[Dataset]:
     found: dict[str, Dataset] = {}
     for dataset in datasets:
         if dataset.labels is None:
-            raise DataError(f"the pictures of {dataset.name} have no labels, so nothing can be measured")
+            raise DataError(f"the images of {dataset.name} have no labels, so nothing can be measured")
         if found.setdefault(dataset.name, dataset).fingerprint != dataset.fingerprint:
-            raise DataError(f"two different data sets are called {dataset.name}", "evaluate them in two runs")
+            raise DataError(f"two different datasets are called {dataset.name}", "evaluate them in two runs")
     if not found:
-        raise ValueError("there must be at least one data set")
+        raise ValueError("there must be at least one dataset")
     return list(found.values())
 
 
 @dataclass(frozen=True, eq=False)
 class _Question:
-    """A data set and what is asked about it; with a model it becomes a subject, here or elsewhere."""
+    """A dataset and what is asked about it; with a model it becomes a subject, here or elsewhere."""
 
     dataset: Dataset
     recipes: Mapping[str, Recipe]
@@ -175,15 +181,15 @@ class _Question:
         words = ClassPrompts((reward or model).text, classes, self.templates) if self.judged else None
         return Subject(self.dataset, self.views, self.recipes, prompts, words)
 
-    def without_pictures(self) -> "_Question":
-        """As it travels: orders bring their pictures, of which a data set must have one."""
+    def without_images(self) -> "_Question":
+        """As it travels: orders bring their images, of which a dataset must have one."""
         assert self.dataset.labels is not None
         ids, labels = self.dataset.ids[:1], self.dataset.labels[:1]
         return replace(self, dataset=replace(self.dataset, ids=ids, labels=labels, root=self.dataset.root.absolute()))
 
 
 @dataclass(frozen=True, eq=False)
-class _Hire:
+class _EvalWorkerFactory:
     """How a worker elsewhere comes by its hand; it travels."""
 
     questions: Mapping[str, _Question]
@@ -195,11 +201,11 @@ class _Hire:
     def __call__(self) -> OrderHand:
         model, reward = self.load(), self.load_reward() if self.load_reward else None
         cache = FeatureCache(self.cache) if self.cache else None  # open as long as the worker lives
-        worker = Worker(model, judge=reward, cache=cache, threads=self.threads)
+        worker = EvalWorker(model, judge=reward, cache=cache, threads=self.threads)
         return OrderHand(worker, lambda name: self.questions[name].subject(model, reward))
 
 
-def _hire(
+def _make_worker(
     questions: Iterable[_Question],
     model: Model,
     reward: Model | None,
@@ -207,23 +213,25 @@ def _hire(
     load_reward: Callable[[], Model] | None,
     cache: Path | None,
     threads: int,
-) -> _Hire:
+) -> _EvalWorkerFactory:
     if load is None or (reward is not None and load_reward is None):
         raise ValueError("workers of an engine load their models themselves: say how by load and load_reward")
     judge = SameModel(load_reward, reward.fingerprint) if reward is not None and load_reward else None
-    travelling = {each.dataset.name: each.without_pictures() for each in questions}
-    return _Hire(travelling, SameModel(load, model.fingerprint), judge, cache and cache.absolute(), threads)
+    travelling = {each.dataset.name: each.without_images() for each in questions}
+    return _EvalWorkerFactory(
+        travelling, SameModel(load, model.fingerprint), judge, cache and cache.absolute(), threads
+    )
 
 
-def _lost(order: Order, found: Lost) -> list[Bad]:
-    return [Bad(order.dataset, each.id, found.reason) for each in order.pictures]
+def _lost(order: Order, found: Failed) -> list[FailedImage]:
+    return [FailedImage(order.dataset, each.id, found.reason) for each in order.images]
 
 
 def _facts(
-    questions: Sequence[_Question], model: Model, setting: Setting, reward: Model | None
+    questions: Sequence[_Question], model: Model, setting: EvalSettings, reward: Model | None
 ) -> Iterator[tuple[str, str, Any]]:
     """What the rows depend on, by kind and name: a run directory never mixes two of a kind."""
-    varying = ("seed", "augmix")  # of the rows, and of the data sets
+    varying = ("seed", "augmix")  # of the rows, and of the datasets
     views = {name: value for name, value in asdict(_views(setting, model)).items() if name not in varying}
     context = hashlib.sha256(setting.context.read_bytes()).hexdigest() if setting.context else None
     yield "run", "model", _identity(model)
@@ -238,10 +246,10 @@ def _facts(
             "family": dataset.family,
             "augmix": each.views.augmix,
             "fingerprint": dataset.fingerprint,
-            "pictures": len(dataset),
+            "images": len(dataset),
             "classes": len(dataset.classes),
         }
-        yield "data set", dataset.name, facts
+        yield "dataset", dataset.name, facts
         for recipe in each.recipes.values():
             settings = {name: value for name, value in asdict(recipe).items() if name != "description"}
             yield "recipe", f"{recipe.name} on {dataset.family}", settings
@@ -256,17 +264,17 @@ def _identity(model: Model) -> dict[str, Any]:
     }
 
 
-def _views(setting: Setting, model: Model, augmix: bool = False) -> ViewRecipe:
+def _views(setting: EvalSettings, model: Model, augmix: bool = False) -> ViewRecipe:
     return ViewRecipe(views=setting.views, size=model.image_size, augmix=augmix)
 
 
-def _templates(setting: Setting) -> list[str]:
+def _templates(setting: EvalSettings) -> list[str]:
     given = setting.templates or (template_of(setting.context) if setting.context else DEFAULT_TEMPLATE,)
     return [template for name in given for template in TEMPLATES.get(name, (name,))]
 
 
 def _question(
-    dataset: Dataset, methods: Sequence[str], model: Model, setting: Setting, context: Tensor | None
+    dataset: Dataset, methods: Sequence[str], model: Model, setting: EvalSettings, context: Tensor | None
 ) -> _Question:
     augmix = dataset.augmix if setting.augmix is None else setting.augmix
     found = [known.get(method, family=dataset.family) for method in methods]
@@ -274,11 +282,11 @@ def _question(
     return _Question(dataset, recipes, _views(setting, model, augmix), _templates(setting), context)
 
 
-def _orders(store: Store, asked: _Question, seed: int, pictures: int | None, batch_size: int) -> Iterator[Order]:
-    """What is missing of a data set under a seed, cut by the place of the pictures whatever is done already."""
+def _orders(store: Store, asked: _Question, seed: int, images: int | None, batch_size: int) -> Iterator[Order]:
+    """What is missing of a dataset under a seed, cut by the place of the images whatever is done already."""
     dataset = asked.dataset
     assert dataset.labels is not None
-    wanted = _spread(len(dataset), pictures)
+    wanted = _spread(len(dataset), images)
     done = {name: store.done(dataset.name, seed, name) for name in asked.recipes}
     for first in range(0, len(wanted), batch_size):
         missing = tuple(
@@ -291,5 +299,5 @@ def _orders(store: Store, asked: _Question, seed: int, pictures: int | None, bat
 
 
 def _spread(n: int, chosen: int | None) -> Sequence[int]:
-    """Numbers of `chosen` of n pictures, evenly spread; the pictures of half as many are among them."""
+    """Numbers of `chosen` of n images, evenly spread; the images of half as many are among them."""
     return range(n) if chosen is None or chosen >= n else [i * n // chosen for i in range(chosen)]

@@ -1,8 +1,8 @@
 """What a run has found out so far: one SQLite database in the run's directory.
 
-A row per (data set, picture, seed, method). Rows of a batch are written in one transaction, so a process that is killed
+A row per (dataset, image, seed, method). Rows of a batch are written in one transaction, so a process that is killed
 at any instant leaves whole batches behind, and the same command computes the rest. What the rows depend on (model,
-views, data sets, recipes) is written down with them; a run directory never mixes two of a kind.
+views, datasets, recipes) is written down with them; a run directory never mixes two of a kind.
 """
 
 import json
@@ -22,12 +22,12 @@ class StoreError(ValueError):
 
 
 @dataclass(frozen=True)
-class Row:
-    """The answer of a method for a picture, and what the metrics need to know about it."""
+class ResultRow:
+    """The answer of a method for an image, and what the metrics need to know about it."""
 
     dataset: str
-    picture: str
-    """Its path within the data set."""
+    image: str
+    """Its path within the dataset."""
     seed: int
     method: str
     label: int
@@ -49,39 +49,39 @@ class Row:
     skipped: bool | None
     """Whether tuning was left out; None likewise."""
     seconds: float
-    """Time the picture took: the views that the method looks at, shared with other methods, and the method itself."""
+    """Time the image took: the views that the method looks at, shared with other methods, and the method itself."""
 
 
-class View(NamedTuple):
+class ViewRecord(NamedTuple):
     """What a view says by itself, before anything is tuned."""
 
     number: int
-    """0 is the weak view, the picture itself."""
+    """0 is the weak view, the image itself."""
     label: int
     entropy: float
 
 
 @dataclass(frozen=True)
-class Seen:
-    """The views of a picture that a report shows: the weak one, and the most certain of the strong ones."""
+class ShownViews:
+    """The views of an image that a report shows: the weak one, and the most confident of the strong ones."""
 
     dataset: str
-    picture: str
+    image: str
     seed: int
-    views: tuple[View, ...]
+    views: tuple[ViewRecord, ...]
 
 
-class Bad(NamedTuple):
-    """A picture that could not be read."""
+class FailedImage(NamedTuple):
+    """An image that could not be read."""
 
     dataset: str
-    picture: str
+    image: str
     reason: str
 
 
 _KINDS = {int: "INTEGER", float: "REAL", str: "TEXT", bool: "INTEGER"}
-_KEY = ("dataset", "seed", "method", "picture")  # in the order in which rows are asked for
-COLUMNS = tuple(field.name for field in fields(Row))
+_KEY = ("dataset", "seed", "method", "image")  # in the order in which rows are asked for
+COLUMNS = tuple(field.name for field in fields(ResultRow))
 
 
 class Store:
@@ -109,18 +109,16 @@ class Store:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         if version not in (0, _VERSION):
             raise StoreError(f"the results in {self.folder} were written by another version of usetta")
-        columns = ", ".join(f"{field.name} {_kind(field.type)}" for field in fields(Row))
+        columns = ", ".join(f"{field.name} {_kind(field.type)}" for field in fields(ResultRow))
         with self._db:
             self._db.execute(
                 f"CREATE TABLE IF NOT EXISTS results ({columns}, PRIMARY KEY ({', '.join(_KEY)})) WITHOUT ROWID"
             )
             self._db.execute("CREATE TABLE IF NOT EXISTS facts (kind, name, value, PRIMARY KEY (kind, name))")
             self._db.execute(
-                "CREATE TABLE IF NOT EXISTS seen (dataset, picture, seed, views, PRIMARY KEY (dataset, picture, seed))"
+                "CREATE TABLE IF NOT EXISTS seen (dataset, image, seed, views, PRIMARY KEY (dataset, image, seed))"
             )
-            self._db.execute(
-                "CREATE TABLE IF NOT EXISTS bad (dataset, picture, reason, PRIMARY KEY (dataset, picture))"
-            )
+            self._db.execute("CREATE TABLE IF NOT EXISTS bad (dataset, image, reason, PRIMARY KEY (dataset, image))")
             if version != _VERSION:  # a run that is only looked at is not written to
                 self._db.execute(f"PRAGMA user_version = {_VERSION}")
 
@@ -167,9 +165,9 @@ class Store:
         return {name: json.loads(value) for name, value in rows}
 
     def done(self, dataset: str, seed: int, method: str) -> set[str]:
-        """Pictures that have a row."""
-        query = "SELECT picture FROM results WHERE dataset = ? AND seed = ? AND method = ?"
-        return {picture for (picture,) in self._db.execute(query, (dataset, seed, method))}
+        """Images that have a row."""
+        query = "SELECT image FROM results WHERE dataset = ? AND seed = ? AND method = ?"
+        return {image for (image,) in self._db.execute(query, (dataset, seed, method))}
 
     def right(self, dataset: str, seed: int) -> dict[str, tuple[int, int]]:
         """Right answers and answers of each method."""
@@ -178,24 +176,24 @@ class Store:
         )
         return {method: (right, n) for method, right, n in self._db.execute(query, (dataset, seed))}
 
-    def bad(self) -> list[Bad]:
-        """Pictures that could not be read when they were last tried."""
-        return [Bad(*each) for each in self._db.execute("SELECT * FROM bad ORDER BY dataset, picture")]
+    def bad(self) -> list[FailedImage]:
+        """Images that could not be read when they were last tried."""
+        return [FailedImage(*each) for each in self._db.execute("SELECT * FROM bad ORDER BY dataset, image")]
 
-    def seen(self, dataset: str, picture: str, seed: int) -> Seen | None:
-        """The views of a picture that were written down."""
-        query = "SELECT views FROM seen WHERE dataset = ? AND picture = ? AND seed = ?"
-        found = self._db.execute(query, (dataset, picture, seed)).fetchone()
-        return found and Seen(dataset, picture, seed, tuple(View(*each) for each in json.loads(found[0])))
+    def seen(self, dataset: str, image: str, seed: int) -> ShownViews | None:
+        """The views of an image that were written down."""
+        query = "SELECT views FROM seen WHERE dataset = ? AND image = ? AND seed = ?"
+        found = self._db.execute(query, (dataset, image, seed)).fetchone()
+        return found and ShownViews(dataset, image, seed, tuple(ViewRecord(*each) for each in json.loads(found[0])))
 
-    def add(self, rows: Iterable[Row], seen: Iterable[Seen] = (), bad: Iterable[Bad] = ()) -> None:
-        """Write rows, views and pictures that could not be read, together or not at all.
+    def add(self, rows: Iterable[ResultRow], seen: Iterable[ShownViews] = (), bad: Iterable[FailedImage] = ()) -> None:
+        """Write rows, views and images that could not be read, together or not at all.
 
-        A picture that has been seen is not bad any more.
+        An image that has been seen is not bad any more.
         """
         rows, seen = list(rows), list(seen)
         places = ", ".join("?" * len(COLUMNS))
-        views = [(each.dataset, each.picture, each.seed, json.dumps(each.views)) for each in seen]
+        views = [(each.dataset, each.image, each.seed, json.dumps(each.views)) for each in seen]
         with self._db:
             self._db.executemany(f"INSERT OR REPLACE INTO results VALUES ({places})", map(astuple, rows))  # noqa: S608
             self._db.executemany(
@@ -204,17 +202,17 @@ class Store:
                 views,
             )
             self._db.executemany(
-                "DELETE FROM bad WHERE dataset = ? AND picture = ?", [(each.dataset, each.picture) for each in seen]
+                "DELETE FROM bad WHERE dataset = ? AND image = ?", [(each.dataset, each.image) for each in seen]
             )
             self._db.executemany("INSERT OR REPLACE INTO bad VALUES (?, ?, ?)", bad)
 
-    def rows(self, where: Mapping[str, Any] | None = None) -> Iterator[Row]:
+    def rows(self, where: Mapping[str, Any] | None = None) -> Iterator[ResultRow]:
         """Rows in the order of their keys, those alone whose columns have the values of `where`."""
         place = COLUMNS.index("skipped")
         for found in self._select(COLUMNS, where or {}):
             values = list(found)
             values[place] = None if found[place] is None else bool(found[place])  # SQLite has no truth values
-            yield Row(*values)
+            yield ResultRow(*values)
 
     def columns(self, names: Sequence[str], where: Mapping[str, Any]) -> dict[str, list[Any]]:
         """Some columns of rows, in the order of their keys."""
@@ -222,7 +220,7 @@ class Store:
         return {name: [values[i] for values in found] for i, name in enumerate(names)}
 
     def groups(self) -> list[tuple[str, int, str, int]]:
-        """Data set, seed and method that have rows, and how many."""
+        """Dataset, seed and method that have rows, and how many."""
         query = "SELECT dataset, seed, method, COUNT(*) FROM results GROUP BY dataset, seed, method"
         return list(self._db.execute(query))
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # so that names and errors of models can be had without the s
 
     from torch import Tensor
 
-    from usetta.models.clip import Tail
+    from usetta.models.clip import LastBlocks
 
 
 class ModelError(Exception):
@@ -73,7 +73,7 @@ class Model(Protocol):
         """What enters the last blocks of the image tower (n, tokens, width); ValueError if it has no such blocks."""
         ...
 
-    def tail(self) -> Tail:
+    def last_blocks(self) -> LastBlocks:
         """Those blocks, from hidden states to features; ValueError if there are none."""
         ...
 
@@ -83,11 +83,11 @@ class Model(Protocol):
         ...
 
 
-def encode_pictures(model: Model, pixels: Tensor) -> Tensor:
-    """Features (n, D) of pictures as they are, not of crops."""
-    return (own_way_with_pictures(model) or model.encode_images)(pixels)
+def encode_whole_images(model: Model, pixels: Tensor) -> Tensor:
+    """Features (n, D) of images as they are, not of crops."""
+    return (own_way_with_images(model) or model.encode_images)(pixels)
 
 
-def own_way_with_pictures(model: Model) -> Callable[[Tensor], Tensor] | None:
-    """How a model encodes pictures as they are, if otherwise than crops: in more precision, since there is but one."""
-    return getattr(model, "encode_pictures", None)
+def own_way_with_images(model: Model) -> Callable[[Tensor], Tensor] | None:
+    """How a model encodes images as they are, if otherwise than crops: in more precision, since there is but one."""
+    return getattr(model, "encode_whole_images", None)

@@ -14,8 +14,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from usetta.models.base import Model, own_way_with_pictures
-from usetta.models.wheels import write_atomically
+from usetta.models.base import Model, own_way_with_images
+from usetta.models.package_files import write_atomically
 
 
 class CachedImages:
@@ -33,9 +33,9 @@ class CachedImages:
         return self._remembered(pixels, "", self._model.encode_images)
 
     @property
-    def encode_pictures(self) -> Callable[[Tensor], Tensor] | None:
+    def encode_whole_images(self) -> Callable[[Tensor], Tensor] | None:
         """Likewise, if the model has a way of its own with them."""
-        own = own_way_with_pictures(self._model)
+        own = own_way_with_images(self._model)
         return None if own is None else partial(self._remembered, kind="whole ", encode=own)
 
     def _remembered(self, pixels: Tensor, kind: str, encode: Callable[[Tensor], Tensor]) -> Tensor:

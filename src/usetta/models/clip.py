@@ -2,7 +2,7 @@
 
 Written here rather than taken from a library because the test-time methods reach inside: prompt tuning feeds its own
 embeddings into the text tower, a fast path walks `text.blocks` with packed tokens, and TTL re-runs the last image
-blocks from stored hidden states, with queries and values changed (`Tail`).
+blocks from stored hidden states, with queries and values changed (`LastBlocks`).
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, normalize, scaled_dot_product_attention
 
 from usetta.models.config import CLIPConfig, TextConfig, ViTConfig
-from usetta.models.lanes import in_parts
+from usetta.models.parallel import map_chunks
 from usetta.models.resnet import ModifiedResNet
 from usetta.models.tokenizer import CLIPTokenizer, default_tokenizer
 from usetta.models.towers import TwoTowers
 from usetta.models.transformer import Attention, Block, make_blocks
 
-TAIL_BLOCKS = 3
-"""How many blocks of a vision transformer `Tail` holds: as many as TTL adapts."""
+LAST_BLOCKS = 3
+"""How many blocks of a vision transformer `LastBlocks` holds: as many as TTL adapts."""
 
 
 class VisionTransformer(nn.Module):
@@ -68,19 +68,19 @@ class LowRank(NamedTuple):
     """(r, W)"""
 
 
-class Change(NamedTuple):
+class LoraDelta(NamedTuple):
     """What is added to the queries and to the values of a block's attention."""
 
     queries: LowRank
     values: LowRank
 
 
-class Tail:
+class LastBlocks:
     """The last blocks of a vision transformer, from the hidden states that enter them to unit-length features."""
 
     def __init__(self, tower: VisionTransformer) -> None:
         self._tower = tower
-        self._blocks = [block for block in tower.blocks if isinstance(block, Block)][-TAIL_BLOCKS:]
+        self._blocks = [block for block in tower.blocks if isinstance(block, Block)][-LAST_BLOCKS:]
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -100,7 +100,7 @@ class Tail:
         """Precision of the weights."""
         return self._tower.projection.dtype
 
-    def __call__(self, hidden: Tensor, changes: Sequence[Change] | None = None) -> Tensor:
+    def __call__(self, hidden: Tensor, changes: Sequence[LoraDelta] | None = None) -> Tensor:
         """Features (n, D) of hidden states (n, tokens, width), differentiable in `changes`, one for each block."""
         for place, block in enumerate(self._blocks):
             kept = 1 if place == len(self._blocks) - 1 else hidden.shape[1]
@@ -112,12 +112,12 @@ class Tail:
         features = self._tower.pool(hidden)
         return normalize(features.to(torch.promote_types(features.dtype, torch.float32)), dim=-1)
 
-    def encode(self, hidden: Tensor, changes: Sequence[Change] | None = None) -> Tensor:
+    def encode(self, hidden: Tensor, changes: Sequence[LoraDelta] | None = None) -> Tensor:
         """The same in parts that fit into memory, without a graph."""
-        return in_parts(lambda part: self(part, changes), hidden, self.device)
+        return map_chunks(lambda part: self(part, changes), hidden, self.device)
 
 
-def _run(block: nn.Module, hidden: Tensor, kept: int, change: Change | None = None) -> Tensor:
+def _run(block: nn.Module, hidden: Tensor, kept: int, change: LoraDelta | None = None) -> Tensor:
     """The first `kept` hidden states (n, kept, width) after a block, from all before it (n, tokens, width)."""
     assert isinstance(block, Block)
     hidden = hidden[:, :kept] + _attention(block.attention, block.ln_1(hidden), kept, change)
@@ -125,7 +125,7 @@ def _run(block: nn.Module, hidden: Tensor, kept: int, change: Change | None = No
     return streamed
 
 
-def _attention(attention: Attention, x: Tensor, kept: int, change: Change | None) -> Tensor:
+def _attention(attention: Attention, x: Tensor, kept: int, change: LoraDelta | None) -> Tensor:
     """What attention adds to the first `kept` tokens (n, kept, width) of the normalised stream x (n, tokens, width)."""
     n, _, width = x.shape
     first, weight, bias = x[:, :kept], attention.qkv.weight, attention.qkv.bias
@@ -238,17 +238,17 @@ class CLIP(TwoTowers):
         tower = self._vision_transformer()
         self.check(pixels)
 
-        def before_tail(part: Tensor) -> Tensor:
+        def before_last(part: Tensor) -> Tensor:
             hidden: Tensor = tower.embed_patches(self.normalize(part))
-            for block in tower.blocks[:-TAIL_BLOCKS]:
+            for block in tower.blocks[:-LAST_BLOCKS]:
                 hidden = block(hidden)
             return hidden
 
-        return in_parts(before_tail, pixels, self.device)
+        return map_chunks(before_last, pixels, self.device)
 
-    def tail(self) -> Tail:
+    def last_blocks(self) -> LastBlocks:
         """The last blocks of the image tower: `tail().encode(hidden_states(pixels))` are the features."""
-        return Tail(self._vision_transformer())
+        return LastBlocks(self._vision_transformer())
 
     def _vision_transformer(self) -> VisionTransformer:
         if self.precision == "int8":
@@ -256,7 +256,7 @@ class CLIP(TwoTowers):
                 "TTL tunes the image tower, which it cannot do in int8: use fp32 or bf16, or another method"
             )
         if not isinstance(self.image_tower, VisionTransformer):
-            raise ValueError(self._without_tail())
+            raise ValueError(self._no_last_blocks())
         return self.image_tower
 
     def describe(self) -> str:

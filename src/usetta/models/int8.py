@@ -4,9 +4,9 @@ What makes that hard is a few channels of the residual stream that are ten or tw
 leave hardly any levels for the rest. So the stream is turned by an orthogonal matrix that spreads each channel over all
 of them. A layer norm is a subtraction of the mean, a division by the length and an affine map. The first goes with the
 turn into the weights that write to the stream, the last with the turn back into the weights that read from it, and what
-remains is exactly the same function, without outliers. No pictures are needed to calibrate it.
+remains is exactly the same function, without outliers. No images are needed to calibrate it.
 
-Activations have a scale for each token, so a picture's features do not depend on its company in a batch. Both they and
+Activations have a scale for each token, so an image's features do not depend on its company in a batch. Both they and
 the weights have 8 bits. But processors without VNNI add the products of two neighbours in 16 bits, so the scale of a
 row of weights sees to it that 255 times the sum of two neighbours of one sign fits there: all sums are exact.
 """
@@ -29,7 +29,7 @@ _LOWEST_GELU = -0.16998
 class Int8VisionTransformer(nn.Module):
     """Almost the features (n, embed_dim) that `exact` gives to normalised pixels (n, 3, S, S).
 
-    `exact` is kept, for the pictures themselves: an error in one of many views is averaged with those of the others.
+    `exact` is kept, for the images themselves: an error in one of many views is averaged with those of the others.
     """
 
     precision = "int8"

@@ -61,7 +61,7 @@ def _int8(model: TwoTowers) -> nn.Module:
 
 
 def _check_compiler(device: torch.device) -> None:
-    """Compile something small, because a compiler that is missing would be told only with the first picture."""
+    """Compile something small, because a compiler that is missing would be told only with the first image."""
     try:
         torch.compile(torch.neg)(torch.zeros(8, device=device))
     except RuntimeError as error:

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from usetta.models.lanes import in_parts
+from usetta.models.parallel import map_chunks
 
 if TYPE_CHECKING:
-    from usetta.models.clip import Tail
+    from usetta.models.clip import LastBlocks
 
 
 _PRECISIONS = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -90,8 +90,8 @@ class TwoTowers(nn.Module, ABC):
         return self._encode(pixels, self.image_features)
 
     @property
-    def encode_pictures(self) -> Callable[[Tensor], Tensor] | None:
-        """The same in full precision, if the image tower has kept it: see `base.own_way_with_pictures`."""
+    def encode_whole_images(self) -> Callable[[Tensor], Tensor] | None:
+        """The same in full precision, if the image tower has kept it: see `base.own_way_with_images`."""
         exact = getattr(self.image_tower, "exact", None)
         return None if exact is None else partial(self._encode, image_features=exact)
 
@@ -99,7 +99,7 @@ class TwoTowers(nn.Module, ABC):
         if len(pixels) == 0:
             return torch.empty(0, self.embed_dim, device=self.device)
         self.check(pixels)
-        features = in_parts(lambda part: image_features(self.normalize(part)), pixels, self.device)
+        features = map_chunks(lambda part: image_features(self.normalize(part)), pixels, self.device)
         return normalize(features.float(), dim=-1)
 
     def hidden_states(self, pixels: Tensor) -> Tensor:
@@ -107,13 +107,13 @@ class TwoTowers(nn.Module, ABC):
 
         Only vision transformers of this library have them; see `tail`.
         """
-        raise ValueError(self._without_tail())
+        raise ValueError(self._no_last_blocks())
 
-    def tail(self) -> "Tail":
+    def last_blocks(self) -> "LastBlocks":
         """The last blocks of the image tower: `tail().encode(hidden_states(pixels))` are the features."""
-        raise ValueError(self._without_tail())
+        raise ValueError(self._no_last_blocks())
 
-    def _without_tail(self) -> str:
+    def _no_last_blocks(self) -> str:
         return (
             f"the image tower of {self.name} has no attention blocks that can be run again with changes, which TTL "
             "needs: use a CLIP vision transformer such as ViT-B-16, or another method"

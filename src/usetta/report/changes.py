@@ -1,6 +1,6 @@
-"""Pictures whose answer another method turned from wrong to right, or from right to wrong.
+"""Images whose answer another method turned from wrong to right, or from right to wrong.
 
-The most changed come first: those whose true class gained or lost the most probability. A picture that several seeds
+The most changed come first: those whose true class gained or lost the most probability. An image that several seeds
 changed in the same direction is listed once, under the seed that changed it the most.
 """
 
@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 from usetta.evaluate.store import Store
 
-_COLUMNS = ("picture", "label", "prediction", "confidence", "true_probability")
+_COLUMNS = ("image", "label", "prediction", "confidence", "true_probability")
 
 
-class Answer(NamedTuple):
-    """What a method said about a picture."""
+class MethodAnswer(NamedTuple):
+    """What a method said about an image."""
 
     prediction: int
     confidence: float
@@ -23,15 +23,15 @@ class Answer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Change:
-    """A picture, and what two methods said about it under one seed."""
+class AnswerChange:
+    """An image, and what two methods said about it under one seed."""
 
     dataset: str
-    picture: str
+    image: str
     seed: int
     label: int
-    before: Answer
-    after: Answer
+    before: MethodAnswer
+    after: MethodAnswer
 
     @property
     def was_right(self) -> bool:
@@ -50,10 +50,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Direction:
-    """How many answers changed in this direction, and the most changed of their pictures."""
+    """How many answers changed in this direction, and the most changed of their images."""
 
     answers: int = 0
-    most: tuple[Change, ...] = ()
+    most: tuple[AnswerChange, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ class Changes:
     against: str
     method: str
     compared: int
-    """Answers that both gave: one for every picture and seed."""
+    """Answers that both gave: one for every image and seed."""
     to_right: Direction
     to_wrong: Direction
 
 
 def find_changes(store: Store, against: str, method: str, most: int) -> Changes:
-    """What `method` changed in the answers of `against`, with at most `most` pictures in each direction."""
+    """What `method` changed in the answers of `against`, with at most `most` images in each direction."""
     compared, to_right, to_wrong = 0, Direction(), Direction()
     for both in _compared(store, against, method):
         compared += len(both)
@@ -79,31 +79,31 @@ def find_changes(store: Store, against: str, method: str, most: int) -> Changes:
     return Changes(against, method, compared, to_right, to_wrong)
 
 
-def _compared(store: Store, against: str, method: str) -> Iterator[list[Change]]:
-    """Pictures that both methods answered, changed or not, one list for every data set and seed."""
+def _compared(store: Store, against: str, method: str) -> Iterator[list[AnswerChange]]:
+    """Images that both methods answered, changed or not, one list for every dataset and seed."""
     groups = {(dataset, seed, name) for dataset, seed, name, _ in store.groups()}
     for dataset, seed in sorted({(dataset, seed) for dataset, seed, _ in groups}):
         if {(dataset, seed, against), (dataset, seed, method)} <= groups:
             before, after = (_answers(store, dataset, seed, name) for name in (against, method))
             yield [
-                Change(dataset, picture, seed, label, answer, after[picture][1])
-                for picture, (label, answer) in before.items()
-                if picture in after
+                AnswerChange(dataset, image, seed, label, answer, after[image][1])
+                for image, (label, answer) in before.items()
+                if image in after
             ]
 
 
-def _answers(store: Store, dataset: str, seed: int, method: str) -> dict[str, tuple[int, Answer]]:
-    """Label and answer by picture."""
+def _answers(store: Store, dataset: str, seed: int, method: str) -> dict[str, tuple[int, MethodAnswer]]:
+    """Label and answer by image."""
     found = store.columns(_COLUMNS, {"dataset": dataset, "seed": seed, "method": method})
     rows: Iterable[tuple[Any, ...]] = zip(*found.values(), strict=True)
-    return {picture: (label, Answer(*answer)) for picture, label, *answer in rows}
+    return {image: (label, MethodAnswer(*answer)) for image, label, *answer in rows}
 
 
-def _joined(found: Direction, more: list[Change], most: int) -> Direction:
-    largest: dict[tuple[str, str], Change] = {}
+def _joined(found: Direction, more: list[AnswerChange], most: int) -> Direction:
+    largest: dict[tuple[str, str], AnswerChange] = {}
     for change in (*found.most, *more):
-        key = change.dataset, change.picture
+        key = change.dataset, change.image
         if key not in largest or change.size > largest[key].size:
             largest[key] = change
-    ordered = nsmallest(most, largest.values(), key=lambda change: (-change.size, change.dataset, change.picture))
+    ordered = nsmallest(most, largest.values(), key=lambda change: (-change.size, change.dataset, change.image))
     return Direction(found.answers + len(more), tuple(ordered))

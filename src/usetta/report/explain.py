@@ -21,7 +21,7 @@ _COLUMNS = 8
 
 
 @dataclass(frozen=True)
-class _Marks:
+class _ViewMarks:
     """The strong views that stand out, and what for."""
 
     views: frozenset[int]
@@ -30,13 +30,13 @@ class _Marks:
     sentence: str
 
     @classmethod
-    def of(cls, answer: "Prediction", shown: set[int]) -> "_Marks":
+    def of(cls, answer: "Prediction", shown: set[int]) -> "_ViewMarks":
         counting = {view for view in range(1, len(answer.weights)) if answer.weights[view] > 0}
         tuned_on = {view for view in answer.tuned_on if view > 0}
         if counting and answer.beta is not None:
-            certain = {1 + int(v) for v in np.argsort(answer.entropies[1:], kind="stable")[: len(counting)]}
+            confident = {1 + int(v) for v in np.argsort(answer.entropies[1:], kind="stable")[: len(counting)]}
             also = ", in tuning and in the answer" if counting == tuned_on else ""
-            if counting != certain:
+            if counting != confident:
                 also = ", chosen after tuning"
             sentence = f"framed: {_some(counting & shown, counting)} that count{also}"
             return cls(frozenset(counting), COUNTS, "strong views that count", sentence)
@@ -52,19 +52,19 @@ class _Marks:
 
 
 def draw(explanation: "Explanation", shown: int) -> Figure:
-    """A figure: above, the weak view and the probabilities; below, the `shown` most certain strong views."""
+    """A figure: above, the weak view and the probabilities; below, the `shown` most confident strong views."""
     answer = explanation.prediction
     strong = [1 + int(view) for view in np.argsort(answer.entropies[1:], kind="stable")[:shown]]
-    marks = _Marks.of(answer, set(strong))
+    marks = _ViewMarks.of(answer, set(strong))
     rows = -(-len(strong) // _COLUMNS)
     heights = [4.4, 2.1 * rows] if rows else [4.4]
     figure = Figure(figsize=(14, sum(heights)), dpi=110, layout="constrained")
     above, *below = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights).flat
 
-    picture, bars, ranks = above.subplots(1, 3, width_ratios=[1.0, 1.4, 1.3])
-    _show(picture, explanation.views[0], WEAK, 3)
-    picture.set_title("weak view: the picture itself", fontsize=11, color=WEAK)
-    picture.set_xlabel(_caption(answer, 0), fontsize=10)
+    image, bars, ranks = above.subplots(1, 3, width_ratios=[1.0, 1.4, 1.3])
+    _show(image, explanation.views[0], WEAK, 3)
+    image.set_title("weak view: the image itself", fontsize=11, color=WEAK)
+    image.set_xlabel(_caption(answer, 0), fontsize=10)
     _draw_bars(bars, answer, explanation.method)
     _draw_ranks(ranks, answer, marks)
     if below:
@@ -72,10 +72,10 @@ def draw(explanation: "Explanation", shown: int) -> Figure:
     return figure
 
 
-def _draw_views(part: Any, explanation: "Explanation", strong: list[int], marks: _Marks) -> None:
+def _draw_views(part: Any, explanation: "Explanation", strong: list[int], marks: _ViewMarks) -> None:
     answer = explanation.prediction
     when = " before tuning" if answer.tuned_on else ""
-    most = f"the {len(strong)} most certain of {len(answer.entropies) - 1} strong views{when}"
+    most = f"the {len(strong)} most confident of {len(answer.entropies) - 1} strong views{when}"
     part.suptitle(f"{most}; {marks.sentence}", fontsize=11)
     for axes in (grid := part.subplots(-(-len(strong) // _COLUMNS), _COLUMNS, squeeze=False)).flat:
         axes.axis("off")
@@ -130,13 +130,13 @@ def _series(answer: "Prediction", method: str) -> list[tuple[Any, str, str]]:
     return [zero_shot, (answer.before, "before tuning", BEFORE), after]
 
 
-def _draw_ranks(axes: Any, answer: "Prediction", marks: _Marks) -> None:
+def _draw_ranks(axes: Any, answer: "Prediction", marks: _ViewMarks) -> None:
     """All views by entropy, where the weak one stands decides its weight; or the weights that do not follow from it."""
     order = np.argsort(answer.entropies, kind="stable")
     each_its_own = answer.beta is None
     heights = answer.weights if each_its_own else answer.entropies
     axes.bar(np.arange(len(order)), heights[order], color=[marks.of_view(view) for view in order], width=0.9)
-    axes.set(xlabel="views, most certain first", xticks=[])
+    axes.set(xlabel="views, most confident first", xticks=[])
     axes.set_ylabel("weight in the answer" if each_its_own else "entropy (nats)")
     axes.set_ylim(0, 1.35 * float(heights.max()) or 1)  # room for the legend
     if each_its_own:
@@ -145,7 +145,7 @@ def _draw_ranks(axes: Any, answer: "Prediction", marks: _Marks) -> None:
         title = "the weak view answers alone"
     else:
         as_shown = np.isclose(answer.delta, (answer.entropies[1:] > answer.entropies[0]).mean())
-        than = f"more certain than {answer.delta:.0%} of the"
+        than = f"more confident than {answer.delta:.0%} of the"
         rank = f"{than} strong views" if as_shown else f"after tuning {than} rest"
         title = f"weight of the weak view: β = {answer.beta:.2f}\n{rank}"
     axes.set_title(title, fontsize=11)

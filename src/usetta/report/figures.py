@@ -3,7 +3,7 @@
 Accuracies and shares are in percent, as `usetta.evaluate.metrics` gives them. What is missing (an absent key, None,
 NaN) leaves a gap. `std`, wherever it is taken, has the shape of the accuracies and becomes error bars.
 
-Data sets differ by tens of points, choices of a setting by tenths. So a sweep has a panel for each data set, at its own
+Datasets differ by tens of points, choices of a setting by tenths. So a sweep has a panel for each dataset, at its own
 level; but all panels span equally many points, and a slope means the same in each.
 """
 
@@ -25,8 +25,8 @@ from usetta.report.style import MEDIUM, POINTS, SMALL, WIDTH, Floats, fit, looks
 from usetta.report.tables import DASH, MINUS
 
 __all__ = [
-    "Picture",
-    "View",
+    "FigureImage",
+    "FigureView",
     "beta_strategies",
     "cost",
     "gains",
@@ -47,9 +47,9 @@ _STRATEGIES = {"uniform": "uniform", "adaptive": "se"}
 
 
 def gains(accuracy: Table, baseline: str = "clip", *, std: Table | None = None) -> Figure:
-    """How many points each method gains over the baseline: bars by data set.
+    """How many points each method gains over the baseline: bars by dataset.
 
-    accuracy[method][data set]. Many methods on many data sets go on in a second row. The error bars are those of the
+    accuracy[method][dataset]. Many methods on many datasets go on in a second row. The error bars are those of the
     methods alone.
     """
     if not accuracy:
@@ -59,7 +59,7 @@ def gains(accuracy: Table, baseline: str = "clip", *, std: Table | None = None) 
     methods = [method for method in accuracy if method != baseline]
     if not methods:
         raise ValueError(f"nothing to compare with the baseline {baseline!r}: accuracies of another method are missing")
-    datasets = _inner(accuracy.values(), "data sets")
+    datasets = _inner(accuracy.values(), "datasets")
     gain = _grid(accuracy, methods, datasets) - _grid(accuracy, [baseline], datasets)
     error = _grid(std or {}, methods, datasets)
 
@@ -91,7 +91,7 @@ def gains(accuracy: Table, baseline: str = "clip", *, std: Table | None = None) 
     return style.finish(figure)
 
 
-def _bars(axes: Any, places: Floats, heights: Floats, error: Floats, width: float, look: style.Look) -> None:
+def _bars(axes: Any, places: Floats, heights: Floats, error: Floats, width: float, look: style.SeriesStyle) -> None:
     there = np.isfinite(heights)
     for patch in look.patches():
         axes.bar(places[there], heights[there], width, **patch)
@@ -109,12 +109,12 @@ def _write_gains(axes: Any, places: Floats, heights: Floats, error: Floats) -> N
 
 
 def beta_strategies(accuracy: Table, *, std: Table | None = None) -> Figure:
-    """Ways to weigh the weak view against the strong ones; a panel for each data set or mean.
+    """Ways to weigh the weak view against the strong ones; a panel for each dataset or mean.
 
-    accuracy[strategy][data set]; a strategy is a fixed β (`0.5`, `β = 0.5`), `uniform`, `adaptive`, or anything else.
+    accuracy[strategy][dataset]; a strategy is a fixed β (`0.5`, `β = 0.5`), `uniform`, `adaptive`, or anything else.
     A line joins the fixed ones; a dotted one shows where they are better than the adaptive β.
     """
-    strategies, groups = _outer(accuracy, "strategies"), _inner(accuracy.values(), "data sets")
+    strategies, groups = _outer(accuracy, "strategies"), _inner(accuracy.values(), "datasets")
     values, error = _grid(accuracy, strategies, groups), _grid(std or {}, strategies, groups)
     fixed = np.array([_is_number(strategy.rpartition("=")[2]) for strategy in strategies])
     others = {int(i): _STRATEGIES.get(strategies[i], strategies[i]) for i in np.flatnonzero(~fixed)}
@@ -143,12 +143,12 @@ def gamma_sweep(
     default: float = 0.4,
     method: str = "use",
 ) -> Figure:
-    """Accuracy over γ; a panel for each data set or mean. The default γ is filled and has a dotted line.
+    """Accuracy over γ; a panel for each dataset or mean. The default γ is filled and has a dotted line.
 
-    accuracy[γ][data set], of `method`, which only chooses colour and marker.
+    accuracy[γ][dataset], of `method`, which only chooses colour and marker.
     """
     gammas = sorted(_outer(accuracy, "values of γ"))
-    groups = _inner((accuracy[gamma] for gamma in gammas), "data sets")
+    groups = _inner((accuracy[gamma] for gamma in gammas), "datasets")
     values, error = _grid(accuracy, gammas, groups), _grid(std or {}, gammas, groups)
     look = looks([method])[method]
     figure, panels = _panels(groups, 2.3)
@@ -170,11 +170,11 @@ def steps(
     *,
     std: Mapping[str, Mapping[str, Mapping[int, float | None]]] | None = None,
 ) -> Figure:
-    """Accuracy over the number of tuning steps: a panel for each data set, a line for each method.
+    """Accuracy over the number of tuning steps: a panel for each dataset, a line for each method.
 
-    accuracy[data set][method][steps]
+    accuracy[dataset][method][steps]
     """
-    datasets, methods = _outer(accuracy, "data sets"), _inner(accuracy.values(), "methods")
+    datasets, methods = _outer(accuracy, "datasets"), _inner(accuracy.values(), "methods")
     counts = sorted(_inner((of for each in accuracy.values() for of in each.values()), "numbers of steps"))
     look = looks(methods)
     figure, panels = _panels(datasets, 2.3)
@@ -195,11 +195,11 @@ def steps(
 def skips(
     ratio: ByName, before: ByName, after: ByName, *, named: tuple[str, str] = ("before tuning", "after tuning")
 ) -> Figure:
-    """By data set, the share of pictures that were not tuned on, and the accuracy before and after; all in percent.
+    """By dataset, the share of images that were not tuned on, and the accuracy before and after; all in percent.
 
-    `named` says before and after what: the paper's figure compares tuning every picture with skipping some.
+    `named` says before and after what: the paper's figure compares tuning every image with skipping some.
     """
-    datasets = _inner((ratio, before, after), "data sets")
+    datasets = _inner((ratio, before, after), "datasets")
     columns = [np.array([number(of.get(dataset)) for dataset in datasets]) for of in (ratio, before, after)]
     figure = style.new_figure(WIDTH, 1.4 + 0.36 * len(datasets))
     axes, beside = figure.subplots(1, 2, sharey=True, width_ratios=[3, 1])
@@ -215,7 +215,7 @@ def skips(
         axes.plot(values, places + shift, **mark, clip_on=False)  # at 100 % a marker reaches beyond the axes
     axes.set_yticks(places, [fit(name, 130) for name in datasets], fontsize=SMALL, parse_math=False)
     axes.set(xlim=(0, 100), ylim=(len(datasets) - 0.5, -0.5))
-    axes.set_xlabel("share of pictures, %", fontsize=MEDIUM)
+    axes.set_xlabel("share of images, %", fontsize=MEDIUM)
     style.plain(axes, "x")
     axes.tick_params(axis="y", length=0)
     beside.axis("off")
@@ -226,15 +226,15 @@ def skips(
         for place, value in zip(places, values, strict=True):
             beside.text(x, place, _text(value, digits), **look, va="center", weight=weight)
     handles = [Patch(**share), *(Line2D([], [], **mark) for mark in marks)]
-    style.legend(figure, handles, ["pictures skipped", *(f"accuracy {name}" for name in named)])
+    style.legend(figure, handles, ["images skipped", *(f"accuracy {name}" for name in named)])
     return style.finish(figure)
 
 
 def reliability(confidence: Mapping[str, ArrayLike], right: Mapping[str, ArrayLike], bins: int = 15) -> Figure:
-    """How often a method is right when it is so and so sure, a panel for each; below, how many pictures a bin holds.
+    """How often a method is right when it is so and so sure, a panel for each; below, how many images a bin holds.
 
     Confidence in 0..1 and whether the answer was right, both (n,) by method. The hatched gap between accuracy and mean
-    confidence, weighted with the share of the pictures, is what the expected calibration error (ECE) adds up.
+    confidence, weighted with the share of the images, is what the expected calibration error (ECE) adds up.
     """
     methods = _inner((confidence, right), "methods")
     if bins < 1:
@@ -254,7 +254,7 @@ def reliability(confidence: Mapping[str, ArrayLike], right: Mapping[str, ArrayLi
             below.set_xlabel("confidence, %", fontsize=MEDIUM)
             if i % columns == 0:
                 above.set_ylabel(_ACCURACY, fontsize=MEDIUM)
-                below.set_ylabel("pictures", fontsize=MEDIUM)
+                below.set_ylabel("images", fontsize=MEDIUM)
         else:
             above.remove()
             below.remove()
@@ -266,12 +266,12 @@ def reliability(confidence: Mapping[str, ArrayLike], right: Mapping[str, ArrayLi
 
 
 def _answers(name: str, confidence: ArrayLike, right: ArrayLike) -> tuple[Floats, Floats]:
-    """Both columns of a method, without the pictures where one is missing."""
+    """Both columns of a method, without the images where one is missing."""
     sure, hit = np.asarray(confidence, dtype=np.float64), np.asarray(right, dtype=np.float64)
     if not sure.size or not hit.size:
         return np.empty(0), np.empty(0)
     if sure.ndim != 1 or sure.shape != hit.shape:
-        raise ValueError(f"{name}: confidence {sure.shape} and right {hit.shape} must have one value for each picture")
+        raise ValueError(f"{name}: confidence {sure.shape} and right {hit.shape} must have one value for each image")
     there = np.isfinite(sure) & np.isfinite(hit)
     return sure[there], hit[there]
 
@@ -296,17 +296,17 @@ def _reliability(above: Any, below: Any, sure: Floats, hit: Floats, bins: int, c
         axes.set(xlim=(0, 100), xticks=[0, 25, 50, 75, 100])
     above.set(ylim=(0, 100), yticks=[0, 25, 50, 75, 100])
     above.tick_params(labelbottom=False)
-    above.set_title(f"ECE {error:.2f} %" if len(sure) else "no pictures", fontsize=SMALL, loc="right")
+    above.set_title(f"ECE {error:.2f} %" if len(sure) else "no images", fontsize=SMALL, loc="right")
     below.set_ylim(0, max(1, 1.05 * counts.max()))
     below.yaxis.set_major_locator(MaxNLocator(3, integer=True))
     below.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
 
 
 def cost(seconds: ByName, accuracy: ByName) -> Figure:
-    """Accuracy against the time that a picture takes, by method; a logarithmic axis if some take ten times longer."""
+    """Accuracy against the time that an image takes, by method; a logarithmic axis if some take ten times longer."""
     methods = [method for method in seconds if method in accuracy]
     if not methods:
-        raise ValueError("no method with both seconds per picture and an accuracy")
+        raise ValueError("no method with both seconds per image and an accuracy")
     figure = style.new_figure(WIDTH, 4.6)
     axes = figure.subplots()
     x, y = (np.array([number(of[method]) for method in methods]) for of in (seconds, accuracy))
@@ -314,7 +314,7 @@ def cost(seconds: ByName, accuracy: ByName) -> Figure:
     look = looks(methods)
     for i in np.flatnonzero(there):
         axes.plot(x[i], y[i], **look[methods[i]].line(8), linestyle="none", clip_on=False)
-    axes.set_xlabel("seconds per picture", fontsize=MEDIUM)
+    axes.set_xlabel("seconds per image", fontsize=MEDIUM)
     axes.set_ylabel(_ACCURACY, fontsize=MEDIUM)
     style.plain(axes, "both")
     if there.any() and 0 < 10 * x[there].min() < x[there].max():
@@ -329,8 +329,8 @@ def cost(seconds: ByName, accuracy: ByName) -> Figure:
 
 
 @dataclass(frozen=True)
-class View:
-    """A view of a picture, and what the model takes it for."""
+class FigureView:
+    """A view of an image, and what the model takes it for."""
 
     image: NDArray[np.uint8]
     """(H, W, 3)"""
@@ -339,39 +339,39 @@ class View:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A picture and some of its views."""
+class FigureImage:
+    """An image and some of its views."""
 
     label: str
     """What it shows."""
-    views: Sequence[View]
-    """The weak one, then strong ones, the most certain first."""
+    views: Sequence[FigureView]
+    """The weak one, then strong ones, the most confident first."""
 
 
-def view_grid(pictures: Sequence[Picture]) -> Figure:
-    """A row for each picture: its weak view and strong ones, with the label that each alone gets and its entropy."""
-    if not pictures:
-        raise ValueError("no pictures to show")
-    for i, picture in enumerate(pictures):
-        if not len(picture.views):
-            raise ValueError(f"picture {i + 1} ({picture.label}) has no views")
-    columns = max(len(picture.views) for picture in pictures)
+def view_grid(images: Sequence[FigureImage]) -> Figure:
+    """A row for each image: its weak view and strong ones, with the label that each alone gets and its entropy."""
+    if not images:
+        raise ValueError("no images to show")
+    for i, image in enumerate(images):
+        if not len(image.views):
+            raise ValueError(f"image {i + 1} ({image.label}) has no views")
+    columns = max(len(image.views) for image in images)
     side = min(2.1, (WIDTH - 0.5) / columns)
-    figure = style.new_figure(0.5 + side * columns, 0.3 + (side + 0.6) * len(pictures), "compressed")
-    grid = figure.subplots(len(pictures), columns, squeeze=False)
+    figure = style.new_figure(0.5 + side * columns, 0.3 + (side + 0.6) * len(images), "compressed")
+    grid = figure.subplots(len(images), columns, squeeze=False)
     room = POINTS * (side - 0.15)
-    for row, picture in zip(grid, pictures, strict=True):
-        for axes, view in zip(row, picture.views, strict=False):
-            right = view.label == picture.label
+    for row, image in zip(grid, images, strict=True):
+        for axes, view in zip(row, image.views, strict=False):
+            right = view.label == image.label
             axes.imshow(view.image)
             axes.set(xticks=[], yticks=[])
             axes.spines[:].set(color=style.GREEN if right else style.VERMILION, linewidth=4)
             entropy = f"entropy {_text(number(view.entropy), 2)}"
             caption = style.wrap(f"{'✓' if right else '✗'} {view.label}", room)
             axes.set_xlabel(f"{caption}\n{entropy}", fontsize=SMALL, parse_math=False)
-        for axes in row[len(picture.views) :]:
+        for axes in row[len(image.views) :]:
             axes.axis("off")
-        row[0].set_ylabel(style.wrap(f"true: {picture.label}", room, MEDIUM), fontsize=MEDIUM, parse_math=False)
+        row[0].set_ylabel(style.wrap(f"true: {image.label}", room, MEDIUM), fontsize=MEDIUM, parse_math=False)
     for i, axes in enumerate(grid[0]):
         axes.set_title("weak view" if i == 0 else f"strong view {i}", fontsize=MEDIUM)
     return style.finish(figure)

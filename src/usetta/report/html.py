@@ -1,6 +1,6 @@
-"""What the HTML pages share: templates in which every value is escaped, tables, and pictures inside the page.
+"""What the HTML pages share: templates in which every value is escaped, tables, and images inside the page.
 
-Pages load nothing from elsewhere: a picture is a `data:` address, a table plain HTML.
+Pages load nothing from elsewhere: an image is a `data:` address, a table plain HTML.
 """
 
 import base64
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _IN_PLAIN_WORDS = {
-    "clip": "looks at the picture once and picks the class whose text fits best.",
-    "se": "also looks at crops, keeps the few that the model is most certain about, and mixes what they say with what "
-    "the picture says. The picture counts more where it is more certain than its crops.",
-    "tpt": "tunes the prompt for this one picture until the most certain crops agree on a class, then looks at the "
-    "picture once more with the tuned prompt.",
-    "use": "leaves the prompt alone where the picture and its most certain crops already agree (skipped). Elsewhere "
+    "clip": "looks at the image once and picks the class whose text fits best.",
+    "se": "also looks at crops, keeps the few that the model is most confident about, and mixes what they say with what "
+    "the image says. The image counts more where it is more confident than its crops.",
+    "tpt": "tunes the prompt for this one image until the most confident crops agree on a class, then looks at the "
+    "image once more with the tuned prompt.",
+    "use": "leaves the prompt alone where the image and its most confident crops already agree (skipped). Elsewhere "
     "it tunes the prompt towards the mixture that se would give, then mixes as se does.",
 }
 
@@ -59,19 +59,19 @@ def fragment(table: Table) -> Markup:
     return Markup(render("table.html.j2", table=lay_out(table)))  # noqa: S704  (the template escapes)
 
 
-def thumbnail(picture: Image.Image, side: int) -> str:
-    """The address of a small copy of an RGB picture, at most `side` pixels wide and high."""
-    small = picture.copy()
+def thumbnail(image: Image.Image, side: int) -> str:
+    """The address of a small copy of an RGB image, at most `side` pixels wide and high."""
+    small = image.copy()
     small.thumbnail((side, side), Image.Resampling.LANCZOS)
     out = io.BytesIO()
     small.save(out, "JPEG", quality=80, optimize=True)
     return _address(out.getvalue(), "image/jpeg")
 
 
-def drawn(figure: "Figure", *, photographs: bool = False) -> str:
-    """The address of a figure, sharper than the page shows it; `photographs` are not kept to the last bit."""
+def drawn(figure: "Figure", *, images: bool = False) -> str:
+    """The address of a figure, sharper than the page shows it; `images` are not kept to the last bit."""
     out = io.BytesIO()
-    if photographs:
+    if images:
         figure.savefig(out, format="jpeg", dpi=1.5 * DPI, pil_kwargs={"quality": 75, "optimize": True})
         return _address(out.getvalue(), "image/jpeg")
     figure.savefig(out, format="png", dpi=2 * DPI, metadata={"Software": None})

@@ -15,7 +15,7 @@ from usetta.images import ImageError
 from usetta.report import figures
 from usetta.report.html import drawn
 from usetta.report.measured import Measured
-from usetta.report.pictures import Album
+from usetta.report.run_images import Album
 from usetta.report.style import DPI
 from usetta.report.tables import Cell
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
-METRICS = ("top1", "skip_ratio", "seconds_per_picture")
+METRICS = ("top1", "skip_ratio", "seconds_per_image")
 """What must have been measured for these figures."""
 
 
@@ -47,12 +47,12 @@ def gains(found: Measured, against: str) -> Illustration | None:
         {method: {title: getattr(cell, name) for title, cell in row.items()} for method, row in cells.items()}
         for name in ("value", "std")
     )
-    alt = f"Bars: gain over {against} in points of accuracy, for each data set and method. The table has the numbers."
+    alt = f"Bars: gain over {against} in points of accuracy, for each dataset and method. The table has the numbers."
     return _illustration(figures.gains(accuracy, against, std=std), alt)
 
 
 def reliability(store: Store, found: Measured) -> Illustration:
-    """How often the methods are right when they are so and so sure, on all data sets together."""
+    """How often the methods are right when they are so and so sure, on all datasets together."""
     confidence: dict[str, list[float]] = {method: [] for method in found.methods}
     right: dict[str, list[bool]] = {method: [] for method in found.methods}
     for method, columns in _columns(store, found, ("label", "prediction", "confidence")):
@@ -63,7 +63,7 @@ def reliability(store: Store, found: Measured) -> Illustration:
 
 
 def skips(store: Store, found: Measured) -> tuple[str, Illustration] | None:
-    """The last method that left some pictures alone: how many, and its accuracy before and after tuning the others."""
+    """The last method that left some images alone: how many, and its accuracy before and after tuning the others."""
     shares = {method: _cells(found, method, "skip_ratio") for method in found.methods}
     skipping = [method for method, row in shares.items() if any(cell.value for cell in row.values())]
     if not skipping:
@@ -76,50 +76,50 @@ def skips(store: Store, found: Measured) -> tuple[str, Illustration] | None:
         columns = store.columns(("label", "before"), {"dataset": dataset, "method": method})
         if columns["label"]:
             before[title] = 100 * float(np.mean(np.equal(columns["label"], columns["before"])))
-    alt = f"For each data set, the share of pictures that {method} skipped, and its accuracy before and after tuning."
+    alt = f"For each dataset, the share of images that {method} skipped, and its accuracy before and after tuning."
     return method, _illustration(figures.skips(ratio, before, after), alt)
 
 
 def cost(found: Measured) -> Illustration | None:
-    """Accuracy against time, both as means over the data sets that every method has."""
-    accuracy, seconds = mean_over_datasets(found, "top1"), mean_over_datasets(found, "seconds_per_picture")
+    """Accuracy against time, both as means over the datasets that every method has."""
+    accuracy, seconds = mean_over_datasets(found, "top1"), mean_over_datasets(found, "seconds_per_image")
     if len(accuracy) < 2:
         return None
-    alt = "Points: accuracy of each method against the seconds that it needs for a picture."
+    alt = "Points: accuracy of each method against the seconds that it needs for an image."
     return _illustration(figures.cost(seconds, accuracy), alt)
 
 
 def typical_views(store: Store, found: Measured, album: Album, most: int = 4) -> Illustration | None:
-    """Some pictures with their views, spread over the data sets, whatever the answers were."""
-    pictures = []
-    for dataset, picture, label, seed in islice(_spread(store, found, most), most):
+    """Some images with their views, spread over the datasets, whatever the answers were."""
+    images = []
+    for dataset, image, label, seed in islice(_spread(store, found, most), most):
         try:
-            shown = album.show(dataset, picture, seed)
+            shown = album.show(dataset, image, seed)
         except ImageError:
             continue
         views = [
-            figures.View(np.asarray(image), album.class_name(dataset, view.label), view.entropy)
-            for view, image in shown.views
+            figures.FigureView(np.asarray(pixels), album.class_name(dataset, view.label), view.entropy)
+            for view, pixels in shown.views
         ]
         if views:
-            pictures.append(figures.Picture(album.class_name(dataset, label), views))
-    if not pictures:
+            images.append(figures.FigureImage(album.class_name(dataset, label), views))
+    if not images:
         return None
-    told = "; ".join(f"{each.label}: {', '.join(view.label for view in each.views)}" for each in pictures)
-    alt = f"Rows of views. What each picture shows, and what its views are taken for: {told}."
-    return _illustration(figures.view_grid(pictures), alt, photographs=True)
+    told = "; ".join(f"{each.label}: {', '.join(view.label for view in each.views)}" for each in images)
+    alt = f"Rows of views. What each image shows, and what its views are taken for: {told}."
+    return _illustration(figures.view_grid(images), alt, images=True)
 
 
 def _spread(store: Store, found: Measured, most: int) -> Iterator[tuple[str, str, int, int]]:
-    """Data set, picture, label and seed of `most` pictures or a few more."""
+    """Dataset, image, label and seed of `most` images or a few more."""
     datasets = _evenly(found.datasets, most)
     for dataset in datasets:
         method = next(method for method in reversed(found.methods) if (dataset, method) in found.answers)
         seed = min(found.answers[dataset, method])
-        there = store.columns(("picture", "label"), {"dataset": dataset, "seed": seed, "method": method})
-        pictures = list(zip(there["picture"], there["label"], strict=True))
-        for picture, label in _evenly(pictures, -(-most // len(datasets))):
-            yield dataset, picture, label, seed
+        there = store.columns(("image", "label"), {"dataset": dataset, "seed": seed, "method": method})
+        images = list(zip(there["image"], there["label"], strict=True))
+        for image, label in _evenly(images, -(-most // len(datasets))):
+            yield dataset, image, label, seed
 
 
 def _evenly(items: Sequence[Item], most: int) -> list[Item]:
@@ -128,7 +128,7 @@ def _evenly(items: Sequence[Item], most: int) -> list[Item]:
 
 
 def mean_over_datasets(found: Measured, metric: str) -> dict[str, float]:
-    """The mean of a metric by method, over the data sets that every method has."""
+    """The mean of a metric by method, over the datasets that every method has."""
     common = [d for d in found.datasets if all((d, method) in found.answers for method in found.methods)]
     if not common:
         return {}
@@ -139,14 +139,14 @@ def mean_over_datasets(found: Measured, metric: str) -> dict[str, float]:
 
 
 def titles(found: Measured) -> dict[str, str]:
-    """What the data sets are called; by their names where two have the same title."""
+    """What the datasets are called; by their names where two have the same title."""
     named = {dataset: found.title(dataset) for dataset in found.datasets}
     told = list(named.values())
     return {dataset: title if told.count(title) == 1 else dataset for dataset, title in named.items()}
 
 
 def _cells(found: Measured, method: str, metric: str) -> dict[str, Cell]:
-    """By title of the data set."""
+    """By title of the dataset."""
     return {title: found.cell(method, dataset, metric) for dataset, title in titles(found).items()}
 
 
@@ -156,5 +156,5 @@ def _columns(store: Store, found: Measured, names: Sequence[str]) -> Iterator[tu
             yield method, store.columns(names, {"dataset": dataset, "seed": seed, "method": method})
 
 
-def _illustration(figure: "Figure", alt: str, *, photographs: bool = False) -> Illustration:
-    return Illustration(drawn(figure, photographs=photographs), round(DPI * float(figure.get_figwidth())), alt)
+def _illustration(figure: "Figure", alt: str, *, images: bool = False) -> Illustration:
+    return Illustration(drawn(figure, images=images), round(DPI * float(figure.get_figwidth())), alt)

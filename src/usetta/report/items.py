@@ -1,4 +1,4 @@
-"""The paper's tables and figures, and what it takes to measure each: methods, data sets, models, seeds, prompts.
+"""The paper's tables and figures, and what it takes to measure each: methods, datasets, models, seeds, prompts.
 
 What a table takes follows from its rows and columns in `paper`. What a figure takes is told by the paper's captions and
 text; it does not tell seeds, and two of them fit its standard deviations.
@@ -26,7 +26,7 @@ BETAS = {
 
 
 @dataclass(frozen=True)
-class Item:
+class PaperItem:
     """A table or a figure of the paper."""
 
     name: str
@@ -50,7 +50,7 @@ class Item:
 
 
 def members_of(column: str) -> list[str]:
-    """The data sets that a mean, or a mean of means, is made of; a data set is made of itself."""
+    """The datasets that a mean, or a mean of means, is made of; a dataset is made of itself."""
     return [name for member in GROUPS[column] for name in members_of(member)] if column in GROUPS else [column]
 
 
@@ -64,11 +64,11 @@ def steps(method: str, count: int) -> str:
     return method if count == 1 else f"{method}:steps={count}"
 
 
-def _table(source: paper.Table) -> Item:
+def _table(source: paper.PaperTable) -> PaperItem:
     wanted = {name for column in source.columns for name in members_of(column)}
     methods = tuple(row.method for row in source.rows if row.method)
     of_rows = {row.name for row in source.rows}
-    return Item(
+    return PaperItem(
         name=source.id,
         shows=source.caption,
         kind=source.quantity,  # type: ignore[arg-type]
@@ -81,47 +81,51 @@ def _table(source: paper.Table) -> Item:
     )
 
 
-def _figures() -> Iterator[Item]:
-    yield Item(
+def _figures() -> Iterator[PaperItem]:
+    yield PaperItem(
         "figure-2",
         "gain over the weak view: strong views, their average with it, and the uniform mean",
         "figure",
         ("clip", "strong", "average", "uniform"),
         FINE_GRAINED,
     )
-    yield Item("figure-3", "fixed weights of the weak view, and USE's adaptive one", "figure", (*BETAS.values(),), _ALL)
-    yield Item(
+    yield PaperItem(
+        "figure-3", "fixed weights of the weak view, and USE's adaptive one", "figure", (*BETAS.values(),), _ALL
+    )
+    yield PaperItem(
         "figure-4",
         "how much USE skips, and its accuracy without and with it",
         "figure",
         ("use:skip=false", "use"),
         _ALL,
     )
-    yield Item(
+    yield PaperItem(
         "figure-5",
-        "the weak view and the most certain strong ones of some pictures",
+        "the weak view and the most confident strong ones of some images",
         "figure",
         ("se",),  # the views are written down by any method that looks at them
         ("imagenet", "pets", "eurosat", "food101"),
         seeds=(0,),
     )
-    yield Item(
+    yield PaperItem(
         "figure-6",
         "tuning in several steps",
         "figure",
         tuple(steps(method, count) for method in ("tpt", "use") for count in STEPS),
         ("dtd", "eurosat", "imagenet-v2"),
     )
-    yield Item("figure-7", "USE with other values of γ", "figure", (*map(gamma, GAMMAS),), _ALL, models=(_VIT, _RN))
+    yield PaperItem(
+        "figure-7", "USE with other values of γ", "figure", (*map(gamma, GAMMAS),), _ALL, models=(_VIT, _RN)
+    )
 
 
-ITEMS: dict[str, Item] = {
+ITEMS: dict[str, PaperItem] = {
     item.name: item for item in (*(_table(each) for each in paper.tables() if each.id != "text"), *_figures())
 }
 """By name, tables first, in the order of the paper. Table 14 lists templates, so there is nothing to measure."""
 
 
-def get(name: str) -> Item:
+def get(name: str) -> PaperItem:
     """The item of that name; spelling does not matter: `Table 3`, `fig. 2`."""
     kind, digits = name.strip().lower()[:1], "".join(filter(str.isdigit, name))
     written = f"{ {'t': 'table', 'f': 'figure'}.get(kind, '') }-{digits}"

@@ -1,7 +1,7 @@
 """The paper's own numbers, to stand beside ours.
 
 Tables have the numbers of the compiled paper (`table-1` … `table-24`; `text` for what only the text says), rows the
-names of our methods, columns those of our data sets and the means `in&o`, `ood`, `fgvc` and `avg`. The data file is
+names of our methods, columns those of our datasets and the means `in&o`, `ood`, `fgvc` and `avg`. The data file is
 written by `tools/paper_tables.py` from the paper's source: its numbers are as printed, and a number comes with a note
 where the paper contradicts itself.
 """
@@ -16,13 +16,13 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Row:
+class PaperRow:
     """A row of a table."""
 
     method: str | None
     """The method in our grammar; None where the row is not one."""
     name: str
-    """What the paper calls it; in the table of data sets, our name of the data set."""
+    """What the paper calls it; in the table of datasets, our name of the dataset."""
     values: Mapping[str, float]
     """By column; accuracies in percent."""
     std: Mapping[str, float] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table:
+class PaperTable:
     """A table of the paper."""
 
     id: str
@@ -43,14 +43,14 @@ class Table:
     caption: str
     """What it shows, in our words."""
     quantity: str
-    """What its cells hold: `accuracy`, `std` (of accuracies), `efficiency` or `size` (of data sets)."""
+    """What its cells hold: `accuracy`, `std` (of accuracies), `efficiency` or `size` (of datasets)."""
     model: str | None
     coop: bool
     """Whether the methods start from CoOp's context."""
     ensemble: bool
     """Whether the classes are described by seven templates instead of one."""
     columns: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[PaperRow, ...]
 
 
 @dataclass(frozen=True)
@@ -65,18 +65,18 @@ class Number:
 
 
 @cache
-def tables() -> tuple[Table, ...]:
+def tables() -> tuple[PaperTable, ...]:
     """All tables with numbers, in the order of the paper."""
     stored = json.loads(files("usetta.report").joinpath("paper_numbers.json").read_text(encoding="utf-8"))
     return tuple(map(_table, stored["tables"]))
 
 
-def _table(stored: dict[str, Any]) -> Table:
-    rows = tuple(Row(**row | {"suspicious": tuple(row.get("suspicious", ()))}) for row in stored["rows"])
-    return Table(**stored | {"columns": tuple(stored["columns"]), "rows": rows})
+def _table(stored: dict[str, Any]) -> PaperTable:
+    rows = tuple(PaperRow(**row | {"suspicious": tuple(row.get("suspicious", ()))}) for row in stored["rows"])
+    return PaperTable(**stored | {"columns": tuple(stored["columns"]), "rows": rows})
 
 
-def table(name: str) -> Table:
+def table(name: str) -> PaperTable:
     """The table of that id, such as `table-3`."""
     known = {each.id: each for each in tables()}
     if name not in known:
@@ -85,7 +85,7 @@ def table(name: str) -> Table:
 
 
 def number(table_id: str, method: str, dataset: str, model: str) -> Number:
-    """What that table has for a method on a data set (or a mean, or another column)."""
+    """What that table has for a method on a dataset (or a mean, or another column)."""
     place = table(table_id)
     if place.model != model:
         raise ValueError(f"{table_id} is about {place.model or 'no model'}, not {model}")
@@ -110,7 +110,7 @@ def find(
     return None
 
 
-def _number(place: Table, method: str, column: str) -> Number | None:
+def _number(place: PaperTable, method: str, column: str) -> Number | None:
     for row in place.rows:
         if row.method == method and column in row.values:
             return Number(

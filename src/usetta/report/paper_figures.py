@@ -1,6 +1,6 @@
 """The paper's figures from a run of one's own.
 
-A figure shows what the run has. A figure of means shows those that can be had, and if none can, the data sets that are
+A figure shows what the run has. A figure of means shows those that can be had, and if none can, the datasets that are
 there.
 """
 
@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from usetta.evaluate.store import Seen, Store
+from usetta.evaluate.store import ShownViews, Store
 from usetta.images import ImageError
-from usetta.report.items import BETAS, GAMMAS, STEPS, Item, gamma, steps
+from usetta.report.items import BETAS, GAMMAS, STEPS, PaperItem, gamma, steps
 from usetta.report.measured import MEANS, Measured, papers_title
 from usetta.report.tables import Cell
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from usetta.report.figures import Picture
-    from usetta.report.pictures import Album
+    from usetta.report.figures import FigureImage
+    from usetta.report.run_images import Album
 
 _WITHOUT_BARS = ("figure-4", "figure-5")
 
@@ -37,7 +37,7 @@ class Figures:
     """What is missing."""
 
 
-def as_figures(item: Item, store: Store) -> Figures:
+def as_figures(item: PaperItem, store: Store) -> Figures:
     """A figure of the paper with the numbers of a run."""
     if item.name not in _DRAWN:
         raise ValueError(f"{item.name} is not a figure")
@@ -51,7 +51,7 @@ def as_figures(item: Item, store: Store) -> Figures:
     return Figures({name: figure} if figure is not None else {}, (*notes, *more))
 
 
-def _missing(item: Item, found: Measured) -> list[str]:
+def _missing(item: PaperItem, found: Measured) -> list[str]:
     absent = [papers_title(name) for name in item.datasets if name not in found.datasets]
     notes = [f"no results yet: {', '.join(absent)}"] if absent else []
     for method in item.methods:
@@ -120,12 +120,12 @@ def _steps(found: Measured, _store: Store) -> Drawn:
 
 def _views(found: Measured, store: Store) -> Drawn:
     from usetta.report import figures
-    from usetta.report.pictures import Album
+    from usetta.report.run_images import Album
 
     album, shown, notes = Album(store), [], []
     for dataset in found.datasets:
         try:
-            shown.append(_picture(found, store, album, dataset))
+            shown.append(_image(found, store, album, dataset))
         except ImageError as error:
             notes.append(f"{found.title(dataset)}: {error}")
     return figures.view_grid(shown) if shown else None, tuple(notes)
@@ -142,7 +142,7 @@ _DRAWN: dict[str, Callable[[Measured, Store], Drawn]] = {
 
 
 def _by_mean(found: Measured, names: Mapping[str, str], means: Sequence[str]) -> tuple[Numbers, Numbers]:
-    """Accuracies and deviations of methods under other names, by mean, or by data set if no mean can be had."""
+    """Accuracies and deviations of methods under other names, by mean, or by dataset if no mean can be had."""
     cells = {
         name: {MEANS[mean]: found.mean(method, mean, "top1") for mean in means}
         for name, method in names.items()
@@ -171,31 +171,34 @@ def _split(cells: Mapping[str, Mapping[str, Cell]]) -> tuple[Numbers, Numbers]:
     return value, {name: {column: cell.std for column, cell in row.items()} for name, row in cells.items()}
 
 
-def _picture(found: Measured, store: Store, album: "Album", dataset: str) -> "Picture":
-    """A picture of a data set that shows what the paper wants to show, or the first one."""
+def _image(found: Measured, store: Store, album: "Album", dataset: str) -> "FigureImage":
+    """An image of a dataset that shows what the paper wants to show, or the first one."""
     from usetta.report import figures
 
     seed, label, seen = _telling(store, dataset, _places(found, store, dataset))
-    views = album.show(dataset, seen.picture, seed).views
-    return figures.Picture(
+    views = album.show(dataset, seen.image, seed).views
+    return figures.FigureImage(
         album.class_name(dataset, label),
-        [figures.View(np.asarray(image), album.class_name(dataset, view.label), view.entropy) for view, image in views],
+        [
+            figures.FigureView(np.asarray(image), album.class_name(dataset, view.label), view.entropy)
+            for view, image in views
+        ],
     )
 
 
 def _places(found: Measured, store: Store, dataset: str) -> Iterable[tuple[int, str, int]]:
-    """Seed, picture and label of every picture of a data set."""
+    """Seed, image and label of every image of a dataset."""
     method = next(method for method in found.methods if (dataset, method) in found.answers)
     seed = min(found.answers[dataset, method])
-    columns = store.columns(("picture", "label"), {"dataset": dataset, "seed": seed, "method": method})
-    return ((seed, picture, label) for picture, label in zip(columns["picture"], columns["label"], strict=True))
+    columns = store.columns(("image", "label"), {"dataset": dataset, "seed": seed, "method": method})
+    return ((seed, image, label) for image, label in zip(columns["image"], columns["label"], strict=True))
 
 
-def _telling(store: Store, dataset: str, places: Iterable[tuple[int, str, int]]) -> tuple[int, int, Seen]:
-    """The first picture whose weak view is right, though less certain than a strong view that is wrong."""
+def _telling(store: Store, dataset: str, places: Iterable[tuple[int, str, int]]) -> tuple[int, int, ShownViews]:
+    """The first image whose weak view is right, though less confident than a strong view that is wrong."""
     first = None
-    for seed, picture, label in places:
-        seen = store.seen(dataset, picture, seed)
+    for seed, image, label in places:
+        seen = store.seen(dataset, image, seed)
         if seen is None or len(seen.views) < 2:
             continue
         first = first or (seed, label, seen)
@@ -203,5 +206,5 @@ def _telling(store: Store, dataset: str, places: Iterable[tuple[int, str, int]])
         if weak.label == label and any(view.label != label and view.entropy < weak.entropy for view in strong):
             return seed, label, seen
     if first is None:
-        raise ImageError(dataset, "no strong views of its pictures were written down")
+        raise ImageError(dataset, "no strong views of its images were written down")
     return first

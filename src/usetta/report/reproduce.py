@@ -1,7 +1,7 @@
 """The paper's tables from a run of one's own: what is missing for one, and the table with the paper's numbers beside.
 
 Rows and columns are the paper's. What the run does not have is a dash and is named in a footnote. A table of means has
-nothing to show as long as one data set is missing; then the data sets that are there stand behind the means.
+nothing to show as long as one dataset is missing; then the datasets that are there stand behind the means.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,13 +13,13 @@ from usetta.evaluate.metrics import GROUPS
 from usetta.evaluate.store import Store
 from usetta.prompts import TEMPLATES
 from usetta.report import paper
-from usetta.report.items import ITEMS, Item, get
+from usetta.report.items import ITEMS, PaperItem, get
 from usetta.report.measured import MEANS, Measured, papers_title
 from usetta.report.paper_figures import Figures, as_figures
 from usetta.report.results import peak_memory
-from usetta.report.tables import Cell, Column, Row, Table
+from usetta.report.tables import Cell, Column, Table, TableRow
 
-__all__ = ["ITEMS", "Figures", "Item", "Missing", "as_figures", "as_table", "get", "needed", "sizes_table"]
+__all__ = ["ITEMS", "Figures", "Missing", "PaperItem", "as_figures", "as_table", "get", "needed", "sizes_table"]
 
 _EFFICIENCY = (
     Column("seconds", "time, s", 3, "low"),
@@ -38,15 +38,15 @@ class Missing(NamedTuple):
 
 
 def needed(
-    item: Item, store: Store, *, seeds: Sequence[int] | None = None, pictures: Mapping[str, int] | None = None
+    item: PaperItem, store: Store, *, seeds: Sequence[int] | None = None, images: Mapping[str, int] | None = None
 ) -> list[Missing]:
     """What the run lacks for an item, under the item's seeds or others.
 
-    `pictures` is how many pictures of each data set there must be; by default as many as the most complete method has.
+    `images` is how many images of each dataset there must be; by default as many as the most complete method has.
     """
     counts = {Missing(dataset, method, seed): n for dataset, seed, method, n in store.groups()}
     whole = {name: max((n for key, n in counts.items() if key.dataset == name), default=1) for name in item.datasets}
-    whole |= pictures or {}
+    whole |= images or {}
     wanted = (
         Missing(dataset, method, seed)
         for dataset in item.datasets
@@ -56,22 +56,22 @@ def needed(
     return [each for each in wanted if counts.get(each, 0) < whole[each.dataset]]
 
 
-def as_table(item: Item, store: Store) -> Table:
+def as_table(item: PaperItem, store: Store) -> Table:
     """A table of the paper with the numbers of a run, and the paper's."""
     if item.kind == "figure":
         raise ValueError(f"{item.name} is not a table")
     if item.kind == "size":
-        facts = store.facts("data set")
+        facts = store.facts("dataset")
         ours = {name: fact for name, fact in facts.items() if fact["family"] != "other"}
-        return sizes_table({name: (fact["pictures"], fact["classes"]) for name, fact in ours.items()})
-    metrics = ("top1", "seconds_per_picture") if item.kind == "efficiency" else ("top1",)
+        return sizes_table({name: (fact["images"], fact["classes"]) for name, fact in ours.items()})
+    metrics = ("top1", "seconds_per_image") if item.kind == "efficiency" else ("top1",)
     found = Measured(store, metrics, item.datasets, item.methods)
     source = paper.table(item.name)
     columns = _columns(item, source, found)
     rows = []
     for row, section in zip(source.rows, _sections(source.rows), strict=True):
         cells = {column.name: _cell(item, row.method, column.name, found) for column in columns}
-        rows.append(_beside(Row(row.method or row.name, cells, section), row, source, found))
+        rows.append(_beside(TableRow(row.method or row.name, cells, section), row, source, found))
     unit = {"accuracy": "accuracy in %, ", "std": "points, "}.get(item.kind, "")
     title = f"{item.name.replace('-', ' ').capitalize()}: {item.shows} ({unit}{found.model})"
     memory = peak_memory(store) if item.kind == "efficiency" else ()
@@ -80,21 +80,21 @@ def as_table(item: Item, store: Store) -> Table:
 
 
 def sizes_table(sizes: Mapping[str, tuple[int, int]]) -> Table:
-    """The paper's table of data sets, with the numbers of pictures and classes of those that are there."""
+    """The paper's table of datasets, with the numbers of images and classes of those that are there."""
     source = paper.table("table-11")
     rows = []
     for row in source.rows:
-        ours = dict(zip(("pictures", "classes"), sizes.get(row.name, (None, None)), strict=True))
+        ours = dict(zip(("images", "classes"), sizes.get(row.name, (None, None)), strict=True))
         cells = {column: Cell(ours[column], paper=row.values[column]) for column in source.columns}
-        rows.append(Row(row.name, cells))
+        rows.append(TableRow(row.name, cells))
     columns = tuple(Column(name, digits=0, best="none") for name in source.columns)
     absent = [papers_title(row.name) for row in source.rows if row.name not in sizes]
     notes = (f"not there: {', '.join(absent)}",) if absent else ()
-    return Table(f"Table 11: {source.caption}", columns, tuple(rows), "data set", notes)
+    return Table(f"Table 11: {source.caption}", columns, tuple(rows), "dataset", notes)
 
 
-def _columns(item: Item, source: paper.Table, found: Measured) -> tuple[Column, ...]:
-    """The paper's columns, and data sets behind them where it has nothing but means that cannot be had."""
+def _columns(item: PaperItem, source: paper.PaperTable, found: Measured) -> tuple[Column, ...]:
+    """The paper's columns, and datasets behind them where it has nothing but means that cannot be had."""
     columns: list[Column] = []
     for name in source.columns:
         if name in GROUPS:
@@ -113,7 +113,7 @@ def _columns(item: Item, source: paper.Table, found: Measured) -> tuple[Column, 
     return tuple(columns)
 
 
-def _cell(item: Item, method: str | None, column: str, found: Measured) -> Cell:
+def _cell(item: PaperItem, method: str | None, column: str, found: Measured) -> Cell:
     """Our number, empty if there is none."""
     if method is None:
         return Cell()
@@ -123,7 +123,7 @@ def _cell(item: Item, method: str | None, column: str, found: Measured) -> Cell:
     if column in GROUPS:
         return found.mean(method, column, "top1")
     if column == "seconds":
-        times = [found.cell(method, dataset, "seconds_per_picture").value for dataset in found.datasets]
+        times = [found.cell(method, dataset, "seconds_per_image").value for dataset in found.datasets]
         known = [time for time in times if time is not None]
         return Cell(sum(known) / len(known) if known else None)
     if column == "gain" and method != "clip":
@@ -132,7 +132,7 @@ def _cell(item: Item, method: str | None, column: str, found: Measured) -> Cell:
     return Cell()
 
 
-def _beside(row: Row, source: paper.Row, table: paper.Table, found: Measured) -> Row:
+def _beside(row: TableRow, source: paper.PaperRow, table: paper.PaperTable, found: Measured) -> TableRow:
     """The row with the paper's numbers."""
     cells = {}
     for column, cell in row.cells.items():
@@ -143,7 +143,7 @@ def _beside(row: Row, source: paper.Row, table: paper.Table, found: Measured) ->
     return replace(row, cells=cells, paper_notes=notes)
 
 
-def _papers_number(source: paper.Row, table: paper.Table, column: str) -> tuple[float | None, str | None]:
+def _papers_number(source: paper.PaperRow, table: paper.PaperTable, column: str) -> tuple[float | None, str | None]:
     """The number of this table, or for a column that it does not have, of any other; and a doubt about it."""
     if column in table.columns:
         return source.values.get(column), source.notes.get(column) if column in source.suspicious else None
@@ -154,7 +154,7 @@ def _papers_number(source: paper.Row, table: paper.Table, column: str) -> tuple[
     return None, None
 
 
-def _sections(rows: Sequence[paper.Row]) -> list[str]:
+def _sections(rows: Sequence[paper.PaperRow]) -> list[str]:
     """Methods without tuning and methods with it, where the paper lists them one after the other."""
     tuned = [bool(row.method and methods.get(row.method).tunes) for row in rows]
     if len(set(tuned)) < 2 or tuned != sorted(tuned) or not all(row.method for row in rows):
@@ -162,7 +162,7 @@ def _sections(rows: Sequence[paper.Row]) -> list[str]:
     return ["with tuning" if each else "without tuning" for each in tuned]
 
 
-def _notes(item: Item, found: Measured) -> Iterator[str]:
+def _notes(item: PaperItem, found: Measured) -> Iterator[str]:
     """What the table lacks, and how the run differs from the paper's as a whole."""
     absent = [papers_title(name) for name in item.datasets if name not in found.datasets]
     if absent:
@@ -177,13 +177,13 @@ def _notes(item: Item, found: Measured) -> Iterator[str]:
     if item.kind == "std" and found.datasets and len(found.seeds) < 2:
         yield "a standard deviation takes at least two seeds"
     if item.kind == "efficiency":
-        yield "time: mean of the data sets that are there, on this machine, views included; the paper's on its own"
+        yield "time: mean of the datasets that are there, on this machine, views included; the paper's on its own"
         yield "memory: that of a single method is not measured; CLIP-64 is no method here, but 64 views encoded"
     if found.datasets:
         yield from _prompt_notes(item, found.run.get("prompt", {}))
 
 
-def _prompt_notes(item: Item, prompt: Mapping[str, object]) -> Iterator[str]:
+def _prompt_notes(item: PaperItem, prompt: Mapping[str, object]) -> Iterator[str]:
     coop, templates = bool(prompt.get("context")), prompt.get("templates", ())
     ensemble = isinstance(templates, Iterable) and tuple(templates) == TEMPLATES["ensemble"]
     if coop != item.coop:

@@ -1,8 +1,8 @@
-"""The report of a run: one HTML file with tables, figures and the pictures whose answers changed the most.
+"""The report of a run: one HTML file with tables, figures and the images whose answers changed the most.
 
-The file needs nothing else: no script, and pictures as `data:` addresses, small ones, so that it can be sent by mail.
+The file needs nothing else: no script, and images as `data:` addresses, small ones, so that it can be sent by mail.
 What methods changed in the answers of one of them (`against`) is shown in full for the last method of the run; for
-the others it is folded away, and with a third as many pictures, to keep the file small.
+the others it is folded away, and with a third as many images, to keep the file small.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,26 +14,26 @@ from typing import Any
 from usetta import methods as known
 from usetta.evaluate.store import Store
 from usetta.images import ImageError
-from usetta.models.wheels import write_atomically
+from usetta.models.package_files import write_atomically
 from usetta.report import illustrations
-from usetta.report.changes import Change, Changes, find_changes
+from usetta.report.changes import AnswerChange, Changes, find_changes
 from usetta.report.html import fragment, in_plain_words, render, thumbnail
 from usetta.report.illustrations import titles
 from usetta.report.measured import Measured, seeds_text
-from usetta.report.pictures import Album
 from usetta.report.results import accuracy_table, differences_table, metrics_table
+from usetta.report.run_images import Album
 
-_PICTURE, _VIEW = 160, 112
-"""Sides of pictures and views in pixels."""
+_IMAGE, _VIEW = 160, 112
+"""Sides of images and views in pixels."""
 _LONG = 24
 """Rows of a table that is folded away because the figure above it says the same."""
 _BAD_SHOWN = 100
-"""Pictures that could not be read and are listed one by one."""
+"""Images that could not be read and are listed one by one."""
 
 
 @dataclass(frozen=True)
 class CardView:
-    """A view on the card of a picture."""
+    """A view on the card of an image."""
 
     number: int
     label: str
@@ -44,22 +44,22 @@ class CardView:
 
 @dataclass(frozen=True)
 class Card:
-    """A picture whose answer changed."""
+    """An image whose answer changed."""
 
-    change: Change
+    change: AnswerChange
     title: str
-    """Of the data set."""
+    """Of the dataset."""
     truth: str
     before: str
     after: str
     address: str | None
     views: tuple[CardView, ...]
     missing: str
-    """Why the picture cannot be shown."""
+    """Why the image cannot be shown."""
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """What a method changed, with its cards."""
 
     changes: Changes
@@ -78,7 +78,7 @@ def write_report(
     """Write the report of the run in `store` to `path`.
 
     `against`: the method that the others are compared with; a run that has no `clip` is reported without comparisons.
-    `shown`: at most so many pictures that became right, and as many that became wrong. What cannot be shown is told by
+    `shown`: at most so many images that became right, and as many that became wrong. What cannot be shown is told by
     `say`.
     """
     found = Measured(store, illustrations.METRICS)
@@ -119,7 +119,7 @@ def write_report(
     )
     write_atomically(path, page.encode("utf-8", "replace"))  # names of files may hold what is no character
     if cards.missing:
-        say(f"{len(cards.missing)} pictures cannot be shown, such as {cards.missing[0]}")
+        say(f"{len(cards.missing)} images cannot be shown, such as {cards.missing[0]}")
     return path
 
 
@@ -138,34 +138,34 @@ def _last(store: Store, methods: list[str]) -> str:
     return next((name for name in reversed(asked) if name in methods), methods[-1])
 
 
-def _compare(store: Store, against: str, method: str, shown: int, cards: "_Cards") -> Comparison:
+def _compare(store: Store, against: str, method: str, shown: int, cards: "_Cards") -> RunComparison:
     changes = find_changes(store, against, method, shown)
     to_right, to_wrong = (tuple(map(cards.make, way.most)) for way in (changes.to_right, changes.to_wrong))
-    return Comparison(changes, to_right, to_wrong)
+    return RunComparison(changes, to_right, to_wrong)
 
 
 class _Cards:
-    """Makes cards; a picture that several methods changed is read once."""
+    """Makes cards; an image that several methods changed is read once."""
 
     def __init__(self, album: Album, titles: Mapping[str, str]) -> None:
         self.album = album
         self.missing: list[ImageError] = []
         self._titles = titles
-        self._pictures: dict[tuple[str, str, int], tuple[str | None, tuple[CardView, ...], str]] = {}
+        self._images: dict[tuple[str, str, int], tuple[str | None, tuple[CardView, ...], str]] = {}
 
-    def make(self, change: Change) -> Card:
-        key = change.dataset, change.picture, change.seed
-        if key not in self._pictures:
-            self._pictures[key] = self._picture(change)
+    def make(self, change: AnswerChange) -> Card:
+        key = change.dataset, change.image, change.seed
+        if key not in self._images:
+            self._images[key] = self._image(change)
         truth, before, after = (
             self.album.class_name(change.dataset, label)
             for label in (change.label, change.before.prediction, change.after.prediction)
         )
-        return Card(change, self._titles[change.dataset], truth, before, after, *self._pictures[key])
+        return Card(change, self._titles[change.dataset], truth, before, after, *self._images[key])
 
-    def _picture(self, change: Change) -> tuple[str | None, tuple[CardView, ...], str]:
+    def _image(self, change: AnswerChange) -> tuple[str | None, tuple[CardView, ...], str]:
         try:
-            shown = self.album.show(change.dataset, change.picture, change.seed)
+            shown = self.album.show(change.dataset, change.image, change.seed)
         except ImageError as error:
             self.missing.append(error)
             return None, (), error.reason
@@ -179,37 +179,37 @@ class _Cards:
             )
             for view, image in shown.views
         )
-        return thumbnail(shown.picture, _PICTURE), tuple(views), ""
+        return thumbnail(shown.image, _IMAGE), tuple(views), ""
 
 
 def _about(store: Store, found: Measured) -> dict[str, Any]:
     """What was measured, in numbers."""
-    pictures: dict[str, int] = {}
+    images: dict[str, int] = {}
     for dataset, _, _, count in store.groups():
-        pictures[dataset] = max(count, pictures.get(dataset, 0))
+        images[dataset] = max(count, images.get(dataset, 0))
     return {
         "model": found.model,
         "datasets": [
-            {"title": title, "pictures": pictures[name], **_sizes(found.facts.get(name, {}))}
+            {"title": title, "images": images[name], **_sizes(found.facts.get(name, {}))}
             for name, title in titles(found).items()
         ],
-        "pictures": sum(pictures.values()),
+        "images": sum(images.values()),
         "seeds": seeds_text(found.seeds),
         "views": found.run.get("views", {}).get("views"),
     }
 
 
 def _sizes(facts: Mapping[str, Any]) -> dict[str, Any]:
-    return {"whole": facts.get("pictures"), "classes": facts.get("classes")}
+    return {"whole": facts.get("images"), "classes": facts.get("classes")}
 
 
 def _bad(store: Store, found: Measured) -> list[dict[str, Any]]:
-    """Pictures that could not be read, by data set."""
+    """Images that could not be read, by dataset."""
     groups = []
     for dataset, members in groupby(store.bad(), key=lambda bad: bad.dataset):
-        pictures = list(members)
+        images = list(members)
         title = found.title(dataset)
-        groups.append({"title": title, "count": len(pictures), "listed": pictures[:_BAD_SHOWN]})
+        groups.append({"title": title, "count": len(images), "listed": images[:_BAD_SHOWN]})
     return groups
 
 
@@ -226,7 +226,7 @@ def _datasets(store: Store) -> list[dict[str, Any]]:
     roots, classes = store.facts("root"), store.facts("classes")
     return [
         {"name": name, "facts": {**_texts(facts), "folder": roots.get(name, "–")}, "classes": classes.get(name, ())}
-        for name, facts in store.facts("data set").items()
+        for name, facts in store.facts("dataset").items()
     ]
 
 

@@ -46,7 +46,7 @@ _Marker = str | tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Look:
+class SeriesStyle:
     """How a method is drawn. Marker and hatch tell it from others where colours cannot be told apart."""
 
     colour: str
@@ -64,29 +64,29 @@ class Look:
         return hatched, {"fill": False, "edgecolor": self.colour, "linewidth": 1}
 
 
-_LOOKS: dict[str, Look] = {
-    "clip": Look(GREY, "o", "--"),
-    "strong": Look(SKY, "v", "xx"),
-    "average": Look(PURPLE, "P", "||"),
-    "uniform": Look(ORANGE, "p", ".."),
-    "se": Look(GREEN, "D", "//"),
-    "mta": Look(PURPLE, "^", "++"),
-    "zero": Look(SKY, "X", "oo"),
-    "tpt": Look(BLUE, "s", "\\\\"),
-    "tpt-rce": Look(BLUE, (3, 1, 0), "**"),
-    "c-tpt": Look(ORANGE, "h", "////"),
-    "r-tpt": Look(BLACK, ">", "\\\\\\\\"),
-    "rlcf": Look(GREY, "<", "...."),
-    "ttl": Look(GREEN, "d", "xxx"),
-    "tps": Look(SKY, (4, 1, 0), "||||"),
-    "sts": Look(BLACK, (6, 1, 0), "----"),
-    "rce": Look(VERMILION, (5, 0, 180), "+++"),
-    "use": Look(VERMILION, "*", ""),
+_LOOKS: dict[str, SeriesStyle] = {
+    "clip": SeriesStyle(GREY, "o", "--"),
+    "strong": SeriesStyle(SKY, "v", "xx"),
+    "average": SeriesStyle(PURPLE, "P", "||"),
+    "uniform": SeriesStyle(ORANGE, "p", ".."),
+    "se": SeriesStyle(GREEN, "D", "//"),
+    "mta": SeriesStyle(PURPLE, "^", "++"),
+    "zero": SeriesStyle(SKY, "X", "oo"),
+    "tpt": SeriesStyle(BLUE, "s", "\\\\"),
+    "tpt-rce": SeriesStyle(BLUE, (3, 1, 0), "**"),
+    "c-tpt": SeriesStyle(ORANGE, "h", "////"),
+    "r-tpt": SeriesStyle(BLACK, ">", "\\\\\\\\"),
+    "rlcf": SeriesStyle(GREY, "<", "...."),
+    "ttl": SeriesStyle(GREEN, "d", "xxx"),
+    "tps": SeriesStyle(SKY, (4, 1, 0), "||||"),
+    "sts": SeriesStyle(BLACK, (6, 1, 0), "----"),
+    "rce": SeriesStyle(VERMILION, (5, 0, 180), "+++"),
+    "use": SeriesStyle(VERMILION, "*", ""),
 }
 _SIGNS = tuple((look.marker, look.hatch) for look in _LOOKS.values())
 
 
-def looks(names: Iterable[str]) -> dict[str, Look]:
+def looks(names: Iterable[str]) -> dict[str, SeriesStyle]:
     """The look of each method, different from those of the others.
 
     What is not in the list has a look by its name: `tpt+se` and `use:steps=4` in the colour of the method that they
@@ -100,14 +100,14 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
     return {name: found[name] for name in wanted}
 
 
-def _own_looks(name: str) -> Iterable[Look]:
+def _own_looks(name: str) -> Iterable[SeriesStyle]:
     """All that a method without a fixed look may have, the one to begin with first."""
     number = zlib.crc32(name.encode("utf-8", "surrogatepass"))
     base = _LOOKS.get(name.partition(":")[0].partition("+")[0])
     for colour in _turned(COLOURS, COLOURS.index(base.colour) if base else number):
         for marker, hatch in _turned(_SIGNS, number // len(COLOURS)):
             closer = base is not None and hatch[:1] == base.hatch[:1]  # the same hatch, perhaps with more lines
-            look = Look(colour, marker, hatch)
+            look = SeriesStyle(colour, marker, hatch)
             if not closer and look not in _LOOKS.values():
                 yield look
 
@@ -163,7 +163,7 @@ def number(value: float | None) -> float:
 
 
 def new_figure(width: float, height: float, layout: Literal["constrained", "compressed"] = "constrained") -> Figure:
-    """In inches; `compressed` for pictures, which keep their shape."""
+    """In inches; `compressed` for images, which keep their shape."""
     return Figure(figsize=(width, height), dpi=DPI, layout=layout, facecolor="white")
 
 

@@ -54,7 +54,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """A column, such as a data set."""
+    """A column, such as a dataset."""
 
     name: str
     title: str = ""
@@ -69,7 +69,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """A row, such as a method."""
 
     name: str
@@ -88,7 +88,7 @@ class Table:
 
     title: str
     columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     corner: str = "method"
     """What the rows are."""
     notes: tuple[str, ...] = ()
@@ -98,7 +98,7 @@ class Table:
 def beside_paper(
     table: Table, model: str, *, coop: bool = False, ensemble: bool = False, our_model: str | None = None
 ) -> Table:
-    """The table with the paper's numbers of `model` where it has any; rows are methods, columns data sets or means.
+    """The table with the paper's numbers of `model` where it has any; rows are methods, columns datasets or means.
 
     `our_model`: the model of our numbers; if it is another, a note says so. Doubts about the paper's numbers become
     notes too, unless they concern the last digit only.
@@ -220,7 +220,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Line:
+class TableLine:
     """A line of a table: the name of a section, a row, or the paper's numbers for the row above."""
 
     name: str
@@ -238,12 +238,12 @@ class Layout:
     title: str
     corner: str
     headings: tuple[Piece, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[TableLine, ...]
     footnotes: tuple[tuple[tuple[str, ...], str], ...]
     """Mark and text; no mark where the whole table is meant."""
 
 
-class _Marks:
+class _NoteMarks:
     """Letters for notes, in the order in which they are met; equal notes share one."""
 
     letters = "abcdefghijklmnoprstuvwxyz"  # there is no raised q
@@ -260,14 +260,14 @@ class _Marks:
 
 def lay_out(table: Table) -> Layout:
     """The texts of a table, for a format to escape and arrange."""
-    marks = _Marks()
+    marks = _NoteMarks()
     headings = tuple(Piece(_one_line(column.heading), marks=marks(column.notes)) for column in table.columns)
-    lines: list[Line] = []
+    lines: list[TableLine] = []
     for section, members in groupby(table.rows, key=lambda row: row.section):
         rows = list(members)
         best = {column.name: _best(column, rows) for column in table.columns}
         blank = tuple(Piece("") for _ in headings)
-        found = [Line(_one_line(section), pieces=blank, kind="section")] if section else []
+        found = [TableLine(_one_line(section), pieces=blank, kind="section")] if section else []
         for row in rows:
             found += _lines(table.columns, row, best, marks)
         lines += [replace(found[0], opens=True), *found[1:]]
@@ -277,7 +277,9 @@ def lay_out(table: Table) -> Layout:
     return Layout(_one_line(table.title), _one_line(table.corner), headings, tuple(lines), footnotes)
 
 
-def _lines(columns: Sequence[Column], row: Row, best: Mapping[str, float | None], marks: _Marks) -> Iterator[Line]:
+def _lines(
+    columns: Sequence[Column], row: TableRow, best: Mapping[str, float | None], marks: _NoteMarks
+) -> Iterator[TableLine]:
     cells = [row.cells.get(column.name, Cell()) for column in columns]
     name_marks = marks(row.notes)
     pieces = []
@@ -285,17 +287,17 @@ def _lines(columns: Sequence[Column], row: Row, best: Mapping[str, float | None]
         tail = "" if cell.value is None or cell.std is None else f"±{cell.std:.{column.digits}f}"
         bold = cell.value is not None and round(cell.value, column.digits) == best[column.name]
         pieces.append(Piece(_text(cell.value, column.digits), tail, marks(cell.notes), bold))
-    yield Line(_one_line(row.name), name_marks, tuple(pieces))
+    yield TableLine(_one_line(row.name), name_marks, tuple(pieces))
     if any(cell.paper is not None for cell in cells):
         name_marks = marks(row.paper_notes)
         pieces = []
         for column, cell in zip(columns, cells, strict=True):
             tail = "" if cell.difference is None else f" {_difference(cell, column.digits)}"
             pieces.append(Piece(_text(cell.paper, column.digits), tail, marks(cell.paper_notes)))
-        yield Line(_PAPER, name_marks, tuple(pieces), kind="paper")
+        yield TableLine(_PAPER, name_marks, tuple(pieces), kind="paper")
 
 
-def _best(column: Column, rows: Sequence[Row]) -> float | None:
+def _best(column: Column, rows: Sequence[TableRow]) -> float | None:
     """The best number of a column as it is shown, if there is more than one to choose from."""
     values = [row.cells.get(column.name, Cell()).value for row in rows]
     shown = [round(value, column.digits) for value in values if value is not None]
@@ -364,7 +366,7 @@ def _superscript(marks: Sequence[str]) -> str:
     return rf"\textsuperscript{{{','.join(marks)}}}" if marks else ""
 
 
-_RAISED = str.maketrans(_Marks.letters, "ᵃᵇᶜᵈᵉᶠᵍʰⁱʲᵏˡᵐⁿᵒᵖʳˢᵗᵘᵛʷˣʸᶻ")
+_RAISED = str.maketrans(_NoteMarks.letters, "ᵃᵇᶜᵈᵉᶠᵍʰⁱʲᵏˡᵐⁿᵒᵖʳˢᵗᵘᵛʷˣʸᶻ")
 
 
 def _raised(marks: Sequence[str]) -> str:

@@ -1,6 +1,6 @@
 """The application: its routes, and what OpenAPI says of them.
 
-`create_app` returns a FastAPI application whose `state.engine` answers pictures without HTTP, and which has a web page
+`create_app` returns a FastAPI application whose `state.engine` answers images without HTTP, and which has a web page
 at `/`: the guards stand before it as well.
 """
 
@@ -15,24 +15,24 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
 from usetta import __version__, methods
+from usetta.methods.recipe import READOUTS
 from usetta.models import Model
-from usetta.recipe import READOUTS
-from usetta.serve import errors, intake, schemas
-from usetta.serve.batch import Question
-from usetta.serve.engine import Engine
+from usetta.serve import errors, parsing, schemas
 from usetta.serve.errors import ApiError
 from usetta.serve.guards import BodyLimit, Keys, Leaving, Watch
-from usetta.serve.intake import Asked
 from usetta.serve.metrics import Metrics
+from usetta.serve.parsing import ParsedRequest
+from usetta.serve.requests import answer_all, answer_one, attend_question
+from usetta.serve.service import ModelService
 from usetta.serve.settings import Limits, Settings
-from usetta.serve.work import answer_all, answer_one, attend_question
+from usetta.serve.worker import Question
 
 _ERRORS = {
     401: "There are keys, and none of them was sent.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
     415: "The body is of a type that is not read here.",
-    422: "Something is wrong with the request or its picture.",
+    422: "Something is wrong with the request or its image.",
     500: "The server failed.",
     503: "Too many requests are waiting, or the server is starting or stopping.",
     504: "There was no answer in time.",
@@ -43,7 +43,7 @@ def create_app(settings: Settings | None = None, model: Model | None = None) -> 
     """The application; a loaded `model` takes the place of the one that `settings` name."""
     settings = settings or Settings()
     metrics = Metrics()
-    engine = Engine(settings, metrics, model)
+    engine = ModelService(settings, metrics, model)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -71,21 +71,21 @@ def create_app(settings: Settings | None = None, model: Model | None = None) -> 
     return app
 
 
-def _add_work(app: FastAPI, engine: Engine, limits: Limits) -> None:
+def _add_work(app: FastAPI, engine: ModelService, limits: Limits) -> None:
     schema = schemas.requests(limits)
-    picture = schemas.EXAMPLE_PICTURE
-    read_one = partial(intake.read_one, schema=schema)
-    read_many = partial(intake.read_many, schema=schema, most=limits.pictures)
+    image = schemas.EXAMPLE_IMAGE
+    read_one = partial(parsing.read_one, schema=schema)
+    read_many = partial(parsing.read_many, schema=schema, most=limits.images)
 
     @app.post(
         "/v1/classify",
-        summary="Classify a picture",
+        summary="Classify an image",
         response_model=schemas.Answer,
         responses=_errors(*_ERRORS),
-        openapi_extra=_body(schema.one, schema.options, "picture", _FILE, picture),
+        openapi_extra=_body(schema.one, schema.options, "image", _FILE, image),
     )
     async def classify(request: Request) -> Response:
-        async def respond(asked: Asked, question: Question) -> Response:
+        async def respond(asked: ParsedRequest, question: Question) -> Response:
             answer = await answer_one(engine, asked, question)
             return answer.response() if isinstance(answer, ApiError) else JSONResponse(answer)
 
@@ -93,13 +93,13 @@ def _add_work(app: FastAPI, engine: Engine, limits: Limits) -> None:
 
     @app.post(
         "/v1/classify/batch",
-        summary="Classify several pictures into the same classes",
+        summary="Classify several images into the same classes",
         response_model=schemas.BatchAnswer,
         responses=_errors(*_ERRORS),
-        openapi_extra=_body(schema.many, schema.options, "pictures", {"type": "array", "items": _FILE}, [picture] * 2),
+        openapi_extra=_body(schema.many, schema.options, "images", {"type": "array", "items": _FILE}, [image] * 2),
     )
     async def classify_batch(request: Request) -> Response:
-        async def respond(asked: Asked, question: Question) -> Response:
+        async def respond(asked: ParsedRequest, question: Question) -> Response:
             answers = await answer_all(engine, asked, question)
             told = [
                 {"source": upload.source, "error": each.as_dict()} if isinstance(each, ApiError) else each
@@ -110,7 +110,7 @@ def _add_work(app: FastAPI, engine: Engine, limits: Limits) -> None:
         return await attend_question(request, engine, read_many, respond)
 
 
-def _add_lists(app: FastAPI, engine: Engine) -> None:
+def _add_lists(app: FastAPI, engine: ModelService) -> None:
     @app.get("/v1/methods", summary="What `method` may be", responses=_errors(401, 503))
     async def list_methods() -> schemas.Methods:
         named = [schemas.Method(name=name, description=methods.get(name).description) for name in methods.names()]
@@ -127,7 +127,7 @@ def _add_lists(app: FastAPI, engine: Engine) -> None:
         )
 
 
-def _add_health(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
+def _add_health(app: FastAPI, engine: ModelService, metrics: Metrics) -> None:
     @app.get("/healthz", summary="Whether the server is alive", openapi_extra={"security": []})
     async def healthz() -> schemas.State:
         return schemas.State(status="alive")
@@ -161,8 +161,8 @@ def _body(
     form["required"].append(name)
     named = {name: example, "classes": schemas.EXAMPLE_CLASSES, "views": 8}
     content = {
-        intake.JSON: {"schema": asked.model_json_schema(), "examples": {"a picture of four pixels": {"value": named}}},
-        intake.FORM: {"schema": form},
+        parsing.JSON: {"schema": asked.model_json_schema(), "examples": {"an image of four pixels": {"value": named}}},
+        parsing.FORM: {"schema": form},
     }
     return {"requestBody": {"required": True, "content": content}}
 

@@ -1,6 +1,6 @@
 """Errors as callers see them: one shape for all, and never a stack trace.
 
-    {"error": {"code": "too_large", "message": "the body is larger than ...", "field": "picture"}}
+    {"error": {"code": "too_large", "message": "the body is larger than ...", "field": "image"}}
 
 `code` is for programs and does not change; `message` is for people, and is the library's own where it has one.
 """
@@ -59,8 +59,8 @@ def too_large(limit: int) -> ApiError:
 
 
 def unreadable(error: ImageError, field: str) -> ApiError:
-    """A picture that cannot be opened."""
-    return ApiError(422, "unreadable_picture", f"{field}: {error.reason}", field=field)
+    """An image that cannot be opened."""
+    return ApiError(422, "unreadable_image", f"{field}: {error.reason}", field=field)
 
 
 def invalid(error: ValidationError) -> ApiError:

@@ -17,9 +17,9 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from usetta.serve.engine import Engine
 from usetta.serve.errors import ApiError, too_large
 from usetta.serve.metrics import Metrics
+from usetta.serve.service import ModelService
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 """What those who look after the server may see without a key, and while it stops."""
@@ -80,7 +80,7 @@ class Watch:
 class Leaving:
     """Nothing new once the server is told to stop."""
 
-    def __init__(self, app: ASGIApp, engine: Engine) -> None:
+    def __init__(self, app: ASGIApp, engine: ModelService) -> None:
         self._app = app
         self._engine = engine
 

@@ -1,4 +1,4 @@
-"""The log: one JSON object per line. What callers send, pictures, class names, keys, never goes in."""
+"""The log: one JSON object per line. What callers send, images, class names, keys, never goes in."""
 
 import json
 import logging

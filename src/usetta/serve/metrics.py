@@ -17,8 +17,8 @@ class Metrics:
         )
         self.queue = Gauge("usetta_queue", "Requests that are read, waiting or answered.", registry=self._registry)
         self.batches = Histogram(
-            "usetta_batch_pictures",
-            "Pictures that went through the model together.",
+            "usetta_batch_images",
+            "Images that went through the model together.",
             buckets=(1, 2, 4, 8, 16, 32, 64),
             registry=self._registry,
         )

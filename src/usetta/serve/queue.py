@@ -1,4 +1,4 @@
-"""Where pictures wait: for room to be cut into views, and then for the model."""
+"""Where images wait: for room to be cut into views, and then for the model."""
 
 import asyncio
 from collections import deque
@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from threading import Condition
 
-from usetta.serve.batch import Job
+from usetta.serve.worker import Job
 
 
-class Room:
+class ViewBudget:
     """Space for a number of views, given in the order it was asked for. For one event loop."""
 
     def __init__(self, size: int) -> None:
@@ -20,8 +20,8 @@ class Room:
 
     @asynccontextmanager
     async def take(self, views: int) -> AsyncIterator[None]:
-        """Wait until there is space; a picture with more views than there is space at all comes alone."""
-        async with self._turn:  # whoever holds it is first in line, so that small pictures do not overtake for ever
+        """Wait until there is space; an image with more views than there is space at all comes alone."""
+        async with self._turn:  # whoever holds it is first in line, so that small images do not overtake for ever
             while self._used and self._used + views > self._size:
                 self._freed.clear()
                 await self._freed.wait()
@@ -33,7 +33,7 @@ class Room:
             self._freed.set()
 
 
-class Line:
+class JobQueue:
     """Jobs that are ready for the model, first come first served. Any thread may put, one takes."""
 
     def __init__(self) -> None:

@@ -7,20 +7,20 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from usetta.serve.settings import Limits
 
-EXAMPLE_PICTURE = "iVBORw0KGgoAAAANSUhEUgAAAAIAAAACCAIAAAD91JpzAAAAEklEQVR42mP4X8EgJycHwkAWABt6A6Oa77sGAAAAAElFTkSuQmCC"
+EXAMPLE_IMAGE = "iVBORw0KGgoAAAANSUhEUgAAAAIAAAACCAIAAAD91JpzAAAAEklEQVR42mP4X8EgJycHwkAWABt6A6Oa77sGAAAAAElFTkSuQmCC"
 """Of 2 x 2 pixels, so that the examples can be sent as they are."""
 EXAMPLE_CLASSES = ["tabby cat", "red fox", "golden retriever"]
 
 
 class Options(BaseModel):
-    """What to do with a picture."""
+    """What to do with an image."""
 
     model_config = ConfigDict(extra="forbid")
 
     classes: list[str] = Field(description="Names of the classes to choose from.", examples=[EXAMPLE_CLASSES])
     method: str = Field("se", description="A name of `/v1/methods`, also as `tpt+se` or `use:steps=2`.")
     model: str | None = Field(None, description="A name of `/v1/models`; by default the server's own.")
-    views: int = Field(64, ge=1, description="Views of the picture, itself included.")
+    views: int = Field(64, ge=1, description="Views of the image, itself included.")
     augmix: bool = Field(False, description="AugMix on the strong views.")
     seed: int = Field(0, ge=0, le=2**63 - 1, description="Seed of the views.")
     templates: list[str] | None = Field(
@@ -30,15 +30,15 @@ class Options(BaseModel):
 
 
 class ClassifyRequest(Options):
-    """One picture."""
+    """One image."""
 
-    picture: str = Field(description="A picture file in base64.", json_schema_extra={"contentEncoding": "base64"})
+    image: str = Field(description="An image file in base64.", json_schema_extra={"contentEncoding": "base64"})
 
 
 class BatchRequest(Options):
-    """Several pictures, one class list."""
+    """Several images, one class list."""
 
-    pictures: list[str] = Field(description="Picture files in base64.")
+    images: list[str] = Field(description="Image files in base64.")
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,12 @@ def requests(limits: Limits) -> Requests:
         ),
         "templates": (Annotated[list[text] | None, Field(max_length=limits.templates)], plain["templates"]),
     }
-    pictures = Annotated[list[str], Field(min_length=1, max_length=limits.pictures)]
+    images = Annotated[list[str], Field(min_length=1, max_length=limits.images)]
     return Requests(
         create_model("Options", __base__=Options, **own),
         create_model("ClassifyRequest", __base__=ClassifyRequest, **own),
         create_model(
-            "BatchRequest", __base__=BatchRequest, **own, pictures=(pictures, BatchRequest.model_fields["pictures"])
+            "BatchRequest", __base__=BatchRequest, **own, images=(images, BatchRequest.model_fields["images"])
         ),
     )
 
@@ -90,10 +90,10 @@ class Why(BaseModel):
         description="Whether tuning was left out because the views agree; null without tuning."
     )
     before: Ranked | None = Field(description="The answer without tuning; null where the method tunes nothing.")
-    tuned_on: list[int] = Field(description="Views that the loss looked at; 0 is the picture itself.")
-    delta: float | None = Field(description="δ: share of the strong views that are less certain than the weak one.")
+    tuned_on: list[int] = Field(description="Views that the loss looked at; 0 is the image itself.")
+    delta: float | None = Field(description="δ: share of the strong views that are less confident than the weak one.")
     beta: float | None = Field(description="β: weight of the weak view; null where views are weighed one by one.")
-    chosen_views: list[int] = Field(description="The most certain strong views, most certain first.")
+    chosen_views: list[int] = Field(description="The most confident strong views, most confident first.")
     chosen_labels: list[str] = Field(description="The class that each of them chose before tuning.")
     entropies: list[float] = Field(description="Of each view's own prediction before tuning, in nats.")
     weights: list[float] = Field(description="Of each view in the answer; they sum to 1.")
@@ -124,7 +124,7 @@ _ANSWER: dict[str, Any] = {
 
 
 class Answer(BaseModel):
-    """The class of a picture, and why."""
+    """The class of an image, and why."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [_ANSWER]})
 
@@ -134,16 +134,16 @@ class Answer(BaseModel):
     label: str
     probability: float
     ranked: list[Ranked] = Field(description="The most probable classes.")
-    zero_shot: Ranked = Field(description="What the picture alone says, untuned.")
+    zero_shot: Ranked = Field(description="What the image alone says, untuned.")
     why: Why
 
 
 class Problem(BaseModel):
     """What went wrong."""
 
-    code: str = Field(description="For programs.", examples=["unreadable_picture"])
-    message: str = Field(description="For people.", examples=["picture: file is truncated"])
-    field: str | None = Field(None, description="The part of the request that is to blame.", examples=["picture"])
+    code: str = Field(description="For programs.", examples=["unreadable_image"])
+    message: str = Field(description="For people.", examples=["image: file is truncated"])
+    field: str | None = Field(None, description="The part of the request that is to blame.", examples=["image"])
     id: str | None = Field(None, description="What to look for in the server's log, of an error that is its own.")
 
 
@@ -153,16 +153,16 @@ class ErrorBody(BaseModel):
     error: Problem
 
 
-class BadPicture(ErrorBody):
-    """What stands in the place of a picture that cannot be read."""
+class BadImage(ErrorBody):
+    """What stands in the place of an image that cannot be read."""
 
     source: str
 
 
 class BatchAnswer(BaseModel):
-    """An answer or an error for each picture, in the order they were sent."""
+    """An answer or an error for each image, in the order they were sent."""
 
-    answers: list[Answer | BadPicture]
+    answers: list[Answer | BadImage]
 
 
 class Method(BaseModel):

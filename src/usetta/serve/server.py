@@ -13,7 +13,7 @@ import uvicorn
 
 from usetta.models import Model
 from usetta.serve.app import create_app
-from usetta.serve.engine import Engine
+from usetta.serve.service import ModelService
 from usetta.serve.settings import Settings
 
 _log = logging.getLogger("usetta.serve")
@@ -22,7 +22,7 @@ _log = logging.getLogger("usetta.serve")
 class Server(uvicorn.Server):
     """Uvicorn that finishes what is begun."""
 
-    def __init__(self, config: uvicorn.Config, engine: Engine) -> None:
+    def __init__(self, config: uvicorn.Config, engine: ModelService) -> None:
         super().__init__(config)
         self.engine = engine
 

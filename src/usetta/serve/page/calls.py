@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from usetta.serve.engine import Engine
 from usetta.serve.errors import ApiError, invalid
 from usetta.serve.page import show
 from usetta.serve.page.compare import compare, split_classes
+from usetta.serve.service import ModelService
 
 VIEWS = 16
 """Views unless one says otherwise: a few seconds on a CPU, where the paper's 64 would take four times as long."""
@@ -22,7 +22,7 @@ VIEWS = 16
 class Show(BaseModel):
     """What a click asks for."""
 
-    picture: str | None
+    image: str | None
     classes: str
     chosen: list[str]
     also: list[str]
@@ -32,7 +32,7 @@ class Show(BaseModel):
 class Compare(BaseModel):
     """What a program asks for."""
 
-    picture: str
+    image: str
     classes: list[str]
     methods: list[str]
     views: int = VIEWS
@@ -53,7 +53,7 @@ class _Body(BaseModel):
 class Calls:
     """The functions of the page, and the numbers that Gradio gave to them."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: ModelService) -> None:
         self._engine = engine
         self._drawing = asyncio.Lock()  # matplotlib's fonts are not for several threads
         self.numbers: Mapping[int, str] = {}
@@ -84,11 +84,11 @@ class Calls:
     async def show(self, call: Show) -> str:
         """The answer to a click as HTML."""
         methods = [*call.chosen, *call.also]
-        found = await compare(self._engine, call.picture or "", split_classes(call.classes), methods, call.views)
+        found = await compare(self._engine, call.image or "", split_classes(call.classes), methods, call.views)
         async with self._drawing:
             pace = self._engine.seconds_per_view
             return await asyncio.get_running_loop().run_in_executor(self._engine.pool, show.answer, found, pace)
 
     async def compare(self, call: Compare) -> dict[str, Any]:
         """The same as plain values."""
-        return (await compare(self._engine, call.picture, call.classes, call.methods, call.views)).as_dict()
+        return (await compare(self._engine, call.image, call.classes, call.methods, call.views)).as_dict()

@@ -1,4 +1,4 @@
-"""What the page asks: one picture, several methods, one encoding of its views.
+"""What the page asks: one image, several methods, one encoding of its views.
 
 Everything goes the way of the API: the same schema with the same limits, the same engine. What is wrong is an
 `ApiError` with a sentence for people.
@@ -14,12 +14,12 @@ from pydantic import ValidationError
 
 from usetta.classifier import Explanation
 from usetta.images import ImageError
-from usetta.serve.batch import RefusedError
-from usetta.serve.engine import Engine
 from usetta.serve.errors import ApiError, invalid, unreadable
-from usetta.serve.intake import Upload
+from usetta.serve.parsing import Upload
+from usetta.serve.requests import ask
 from usetta.serve.schemas import requests
-from usetta.serve.work import ask
+from usetta.serve.service import ModelService
+from usetta.serve.worker import RefusedError
 
 MOST_METHODS = 32
 """That are compared at once; there are fewer names."""
@@ -29,7 +29,7 @@ _DATA = re.compile(r"data:[^,;]*(?:;name=(?P<name>[^,;]*))?(?:;[^,;]*)*;base64,"
 
 @dataclass(frozen=True)
 class Comparison:
-    """What several methods say about one picture."""
+    """What several methods say about one image."""
 
     model: str
     explanations: list[Explanation]
@@ -44,11 +44,11 @@ class Comparison:
 
 
 async def compare(
-    engine: Engine, picture: str, classes: Sequence[str], methods: Sequence[str], views: int
+    engine: ModelService, image: str, classes: Sequence[str], methods: Sequence[str], views: int
 ) -> Comparison:
-    """The answers of `methods` about `picture`, a file in base64 or as a data URL."""
-    if not picture:
-        raise _wrong("picture", "There is no picture yet: drop one on the field, or take an example.")
+    """The answers of `methods` about `image`, a file in base64 or as a data URL."""
+    if not image:
+        raise _wrong("image", "There is no image yet: drop one on the field, or take an example.")
     names = list(dict.fromkeys(name.strip() for name in classes if name.strip()))
     if len(names) < 2:
         raise _wrong("classes", "Type at least two classes, so that there is something to choose from.")
@@ -63,9 +63,9 @@ async def compare(
         raise invalid(error) from None
     question = ask(asked, engine, also=methods[1:])
     try:
-        return Comparison(question.wording.model, await engine.explain(question, _upload(picture)))
+        return Comparison(question.wording.model, await engine.explain(question, _upload(image)))
     except ImageError as error:
-        raise unreadable(error, "picture") from error
+        raise unreadable(error, "image") from error
     except RefusedError as error:
         raise ApiError(422, "invalid_request", str(error)) from error
 
@@ -76,12 +76,12 @@ def split_classes(text: str) -> list[str]:
     return re.split(r"[\r\n]+", text) if re.search(r"[\r\n]", text) else text.split(",")
 
 
-def _upload(picture: str) -> Upload:
-    """The picture with the name that the page wrote into its data URL (`data:image/png;name=cat.png;base64,...`)."""
-    head = _DATA.match(picture[:1000])
+def _upload(image: str) -> Upload:
+    """The image with the name that the page wrote into its data URL (`data:image/png;name=cat.png;base64,...`)."""
+    head = _DATA.match(image[:1000])
     if head is None:
-        return Upload("picture", "picture", picture)
-    return Upload(unquote(head["name"] or "")[:255] or "picture", "picture", picture[head.end() :])
+        return Upload("image", "image", image)
+    return Upload(unquote(head["name"] or "")[:255] or "image", "image", image[head.end() :])
 
 
 def _wrong(field: str, message: str) -> ApiError:

@@ -1,4 +1,4 @@
-// The picture field. The file is read in the browser and travels in the request as a data URL that carries its name, so
+// The image field. The file is read in the browser and travels in the request as a data URL that carries its name, so
 // the server never writes it to disk. `element`, `props` and `trigger` come from Gradio, which renders the field anew
 // when `props.value` changes; so listeners are on `element`, which stays.
 const tell = (text) => { element.querySelector('.problem').textContent = text; };

@@ -2,7 +2,7 @@
 
 Gradio would load its fonts from elsewhere, send statistics and ask for its newest version; all of that is off. Events
 do not go through Gradio's queue (`queue=False`): the engine has one, and a request that is one HTTP exchange ends when
-its caller hangs up. The page's own picture field takes the place of Gradio's, which would write uploads to disk.
+its caller hangs up. The page's own image field takes the place of Gradio's, which would write uploads to disk.
 """
 
 import json
@@ -24,18 +24,18 @@ EXAMPLES = {
     "coffee": "espresso\ncup of tea\nhot chocolate\nsoup bowl",
     "rocket": "rocket\nmissile\nspace shuttle\ncrane",
 }
-"""Pictures that come with the package (NOTICE tells whose they are), and classes for each."""
+"""Images that come with the package (NOTICE tells whose they are), and classes for each."""
 
 _ELSEWHERE = "Gradio describes this function; usetta.serve.page.calls answers for it"
 _SANS = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica", "Arial", "sans-serif"]
 _MONO = ["ui-monospace", "Menlo", "Consolas", "monospace"]
 _FIELD = """
 <div class="field">
-  <input type="file" accept="image/*" id="picture-file" aria-describedby="picture-hint">
-  <label for="picture-file">
-    ${value ? `<img src="${value}" alt="the picture to classify">` : ''}
-    <span id="picture-hint">${value ? 'Another picture: choose, drop or paste it here' :
-      '<b>Drop a picture here</b>, paste one, or press to choose a file'}</span>
+  <input type="file" accept="image/*" id="image-file" aria-describedby="image-hint">
+  <label for="image-file">
+    ${value ? `<img src="${value}" alt="the image to classify">` : ''}
+    <span id="image-hint">${value ? 'Another image: choose, drop or paste it here' :
+      '<b>Drop an image here</b>, paste one, or press to choose a file'}</span>
   </label>
   <p role="alert" class="problem"></p>
 </div>
@@ -59,7 +59,7 @@ def build(welcome: str, limits: Limits) -> gr.Blocks:
         gr.HTML(read("head.html"), elem_id="head")
         with gr.Row():
             with gr.Column(scale=2, min_width=300):
-                picture, classes = _picture_and_classes(limits)
+                image, classes = _image_and_classes(limits)
                 chosen = gr.CheckboxGroup(
                     [(title(name), name) for name in MAIN], value=list(MAIN), label="Methods to compare"
                 )
@@ -72,7 +72,7 @@ def build(welcome: str, limits: Limits) -> gr.Blocks:
                     value=min(VIEWS, limits.views),
                     step=1,
                     label="Views",
-                    info="How many looks at the picture: itself and random crops. More is better, and slower on a CPU; "
+                    info="How many looks at the image: itself and random crops. More is better, and slower on a CPU; "
                     "the paper takes 64.",
                 )
                 button = gr.Button("Classify", variant="primary", elem_id="classify")
@@ -81,7 +81,7 @@ def build(welcome: str, limits: Limits) -> gr.Blocks:
         waiting = button.click(None, [views], [answer], js="(views) => [usetta.waiting(views)]", show_progress="hidden")
         answered = waiting.then(
             _show,
-            [picture, classes, chosen, also, views],
+            [image, classes, chosen, also, views],
             [answer],
             queue=False,
             show_progress="hidden",
@@ -95,20 +95,20 @@ def build(welcome: str, limits: Limits) -> gr.Blocks:
 
 
 # What Gradio's description of the API is made from: the names and types of the values.
-def _show(picture: str, classes: str, chosen: list[str], also: list[str], views: int) -> str:
+def _show(image: str, classes: str, chosen: list[str], also: list[str], views: int) -> str:
     raise AssertionError(_ELSEWHERE)
 
 
-def _compare(picture: str, classes: list[str], methods: list[str], views: int = VIEWS) -> dict[str, Any]:
-    """What several methods say about a picture (a file in base64), all from one encoding of its views."""
+def _compare(image: str, classes: list[str], methods: list[str], views: int = VIEWS) -> dict[str, Any]:
+    """What several methods say about an image (a file in base64), all from one encoding of its views."""
     raise AssertionError(_ELSEWHERE)
 
 
-def _picture_and_classes(limits: Limits) -> tuple[gr.HTML, gr.Textbox]:
-    # A picture grows by a third in base64, and a little is left for the class names.
+def _image_and_classes(limits: Limits) -> tuple[gr.HTML, gr.Textbox]:
+    # An image grows by a third in base64, and a little is left for the class names.
     most = max(0, int(0.74 * limits.upload) - 2000 * 64)
-    picture = gr.HTML(
-        "", html_template=_FIELD, js_on_load=read("field.js").replace("MOST_BYTES", str(most)), elem_id="picture"
+    image = gr.HTML(
+        "", html_template=_FIELD, js_on_load=read("field.js").replace("MOST_BYTES", str(most)), elem_id="image"
     )
     with gr.Row(elem_id="examples"):
         buttons = [
@@ -124,5 +124,5 @@ def _picture_and_classes(limits: Limits) -> tuple[gr.HTML, gr.Textbox]:
     )
     for button, (name, names) in zip(buttons, EXAMPLES.items(), strict=True):
         js = f"async () => [await usetta.example({json.dumps(name)}), {json.dumps(names)}]"
-        button.click(None, None, [picture, classes], js=js, show_progress="hidden")
-    return picture, classes
+        button.click(None, None, [image, classes], js=js, show_progress="hidden")
+    return image, classes

@@ -14,7 +14,7 @@ window.usetta = {
       else clearInterval(this.clock);
     }, 1000);
     setTimeout(() => this.reveal(), 50);
-    return `<div class="waiting" role="status"><p>Looking at ${Number(views)} views of the picture …${expected}
+    return `<div class="waiting" role="status"><p>Looking at ${Number(views)} views of the image …${expected}
       <span class="seconds" aria-hidden="true"></span></p><div class="runner"><i></i></div></div>`;
   },
 

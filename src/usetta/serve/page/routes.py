@@ -19,12 +19,12 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from usetta.serve.engine import Engine
 from usetta.serve.errors import ApiError
-from usetta.serve.intake import JSON, check_content_type
 from usetta.serve.page import layout, show
 from usetta.serve.page.calls import Call, Calls, Show
-from usetta.serve.work import attend
+from usetta.serve.parsing import JSON, check_content_type
+from usetta.serve.requests import attend
+from usetta.serve.service import ModelService
 
 PASSED = (
     "/",
@@ -45,7 +45,7 @@ _POLICY = (
 )
 
 
-def add_page(app: FastAPI, engine: Engine) -> None:
+def add_page(app: FastAPI, engine: ModelService) -> None:
     """Put the page on `app`."""
     calls = Calls(engine)
     blocks = layout.build(show.welcome(None), engine.settings.limits)
@@ -66,11 +66,11 @@ def _add_files(app: FastAPI, gradio: ASGIApp) -> None:
     async def example(name: str) -> Response:
         if name not in layout.EXAMPLES:
             raise ApiError(404, "not_found", "Not Found")
-        picture = (files("usetta.serve.page") / "examples" / f"{name}.jpg").read_bytes()
-        return Response(picture, media_type="image/jpeg", headers={"cache-control": "max-age=3600"})
+        image = (files("usetta.serve.page") / "examples" / f"{name}.jpg").read_bytes()
+        return Response(image, media_type="image/jpeg", headers={"cache-control": "max-age=3600"})
 
 
-def _add_run(app: FastAPI, engine: Engine, calls: Calls) -> None:
+def _add_run(app: FastAPI, engine: ModelService, calls: Calls) -> None:
     """What the page does on a click, and `curl` can do too: one request, one answer."""
 
     @app.post("/gradio_api/run/{name}", include_in_schema=False)
@@ -91,7 +91,7 @@ def _add_run(app: FastAPI, engine: Engine, calls: Calls) -> None:
             return JSONResponse({"error": error.message}, error.status, error.headers)
 
 
-def _add_queue(app: FastAPI, engine: Engine, calls: Calls) -> None:
+def _add_queue(app: FastAPI, engine: ModelService, calls: Calls) -> None:
     """What Gradio's Python client does: it leaves its call, and then asks for the answer.
 
     The work is done when it asks, so that it has a place, a time and somebody who waits. Until then the call is kept,

@@ -1,4 +1,4 @@
-"""An answer as HTML: probabilities side by side, what each method did, and the views by how certain they are.
+"""An answer as HTML: probabilities side by side, what each method did, and the views by how confident they are.
 
 Templates escape every value, and names also braces and dollars: Gradio's HTML component has a template language.
 """
@@ -17,7 +17,7 @@ from PIL import Image
 
 from usetta import methods
 from usetta.classifier import Explanation, Prediction
-from usetta.recipe import Recipe
+from usetta.methods.recipe import Recipe
 from usetta.serve.page.compare import Comparison
 
 TITLES = {"clip": "Zero-shot", "se": "SE", "use": "USE"}
@@ -94,7 +94,7 @@ class _Told:
 
     @property
     def scale(self) -> "_Scale | None":
-        """Where β lies between what it can be, if it follows from the picture."""
+        """Where β lies between what it can be, if it follows from the image."""
         answer, gamma = self.prediction, self.recipe.gamma
         if self.recipe.readout != "se" or answer.beta is None or answer.delta is None:
             return None
@@ -141,13 +141,13 @@ def _scales(told: list[_Told]) -> list[tuple[_Scale, list[str]]]:
 
 
 def _views(explanation: Explanation, told: list[_Told]) -> list[dict[str, Any]]:
-    """The weak view, then the strong ones, most certain first."""
+    """The weak view, then the strong ones, most confident first."""
     found = explanation.prediction
     order = [0, *(1 + int(view) for view in np.argsort(found.entropies[1:], kind="stable"))]
     return [
         {
             "weak": view == 0,
-            "picture": _thumbnail(explanation.views[view]),
+            "image": _thumbnail(explanation.views[view]),
             "label": found.view_labels[view],
             "entropy": float(found.entropies[view]),
             "marks": [each for each in told if view in each.marks],

@@ -1,0 +1,1 @@
+"""Any number of images, from wherever they lie, to predictions in Parquet files."""

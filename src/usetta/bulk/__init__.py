@@ -1,1 +1,0 @@
-"""Any number of pictures, from wherever they lie, to predictions in Parquet files."""

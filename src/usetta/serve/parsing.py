@@ -1,0 +1,174 @@
+"""From the body of a request to options and images, of multipart forms and of JSON.
+
+A body is in memory and within its limit when it comes here. All of this may take a while for a hostile body, so it runs
+in a thread. JSON is taken at its word (no number in quotes); a form has nothing but strings, which are converted.
+"""
+
+import base64
+import binascii
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+from python_multipart import FormParser
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import parse_options_header
+
+from usetta.images import ImageError
+from usetta.serve.errors import ApiError, invalid
+from usetta.serve.schemas import Options, Requests
+
+JSON = "application/json"
+FORM = "multipart/form-data"
+
+_LISTS = ("classes", "templates")
+_LONGEST_SOURCE = 255
+_MOST_PARTS = 10_000
+"""Parts of a form. Each takes far more time than its bytes are worth, so a body full of small ones stops here."""
+
+
+@dataclass(frozen=True)
+class Upload:
+    """An image as it was sent."""
+
+    source: str
+    """What the caller calls it: the name of the file, or its place in the request."""
+    field: str
+    """Its place in the request."""
+    content: bytes | str
+    """The file, or its base64."""
+
+    def file(self) -> bytes:
+        """The file; ImageError if the base64 is none."""
+        if isinstance(self.content, bytes):
+            return self.content
+        try:
+            return base64.b64decode(self.content, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise ImageError(self.field, "not valid base64") from error
+
+
+@dataclass(frozen=True)
+class ParsedRequest:
+    """A request, read."""
+
+    options: Options
+    uploads: tuple[Upload, ...]
+
+
+def check_content_type(content_type: str, encoding: str, known: tuple[str, ...] = (FORM, JSON)) -> None:
+    """Refuse a body that could not be understood, before it is read."""
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind not in known:
+        message = f"send {' or '.join(known)}, not {kind[:100] or 'a body of no type'}"
+        raise ApiError(415, "unsupported_media_type", message)
+    if encoding.strip().lower() not in ("", "identity"):
+        raise ApiError(415, "unsupported_media_type", "send the body as it is, without a content encoding")
+
+
+def read_one(content_type: str, body: bytes, schema: Requests) -> ParsedRequest:
+    """What was asked about one image."""
+    try:
+        if _is_form(content_type):
+            return _from_form(content_type, body, schema, "image", most=1)
+        one = schema.one.model_validate_json(body, strict=True)
+        return ParsedRequest(one, (Upload("image", "image", one.image),))
+    except ValidationError as error:
+        raise invalid(error) from None
+
+
+def read_many(content_type: str, body: bytes, schema: Requests, most: int) -> ParsedRequest:
+    """What was asked about several images, of which there may be `most`."""
+    try:
+        if _is_form(content_type):
+            return _from_form(content_type, body, schema, "images", most)
+        many = schema.many.model_validate_json(body, strict=True)
+        places = [f"images[{i}]" for i in range(len(many.images))]
+        return ParsedRequest(many, tuple(map(Upload, places, places, many.images)))
+    except ValidationError as error:
+        raise invalid(error) from None
+
+
+def _is_form(content_type: str) -> bool:
+    return content_type.partition(";")[0].strip().lower() == FORM
+
+
+def _from_form(content_type: str, body: bytes, schema: Requests, name: str, most: int) -> ParsedRequest:
+    fields, files = _parts(content_type, body)
+    if name in fields:
+        raise ApiError(422, "invalid_request", f"{name}: send it as a file, with a file name", field=name)
+    for other in files.keys() - {name}:
+        raise ApiError(422, "invalid_request", f"there is a file {other[:100]!r}; an image is called {name!r}")
+    sent = files.get(name, [])
+    if not sent:
+        raise ApiError(422, "invalid_request", f"{name}: no image was sent", field=name)
+    if len(sent) > most:
+        raise ApiError(
+            422, "invalid_request", f"{name}: {len(sent)} were sent, more than the limit of {most}", field=name
+        )
+    places = [f"{name}[{i}]" for i in range(len(sent))] if name == "images" else [name]
+    uploads = tuple(
+        Upload(source or place, place, content) for place, (source, content) in zip(places, sent, strict=True)
+    )
+    return ParsedRequest(schema.options.model_validate(_values(fields)), uploads)
+
+
+def _values(fields: dict[str, list[str]]) -> dict[str, Any]:
+    """Lists are told by repeating a field; class names also one per line, so that a file of them is a field."""
+    values: dict[str, Any] = {}
+    for name, given in fields.items():
+        if name == "classes":
+            lines = [line.strip() for value in given for line in re.split(r"\r\n|\r|\n", value)]
+            values[name] = [line for line in lines if line]
+        elif name in _LISTS:
+            values[name] = given
+        elif len(given) > 1:
+            raise ApiError(422, "invalid_request", f"{name[:100]}: given {len(given)} times", field=name[:100])
+        else:
+            values[name] = given[0]
+    return values
+
+
+def _parts(content_type: str, body: bytes) -> tuple[dict[str, list[str]], dict[str, list[tuple[str, bytes]]]]:
+    """The fields of a form and its files with their names."""
+    fields: dict[str, list[str]] = defaultdict(list)
+    files: dict[str, list[tuple[str, bytes]]] = defaultdict(list)
+    parts, ended = 0, False
+
+    def count() -> None:
+        nonlocal parts
+        parts += 1
+        if parts > _MOST_PARTS:
+            message = f"the form has more than {_MOST_PARTS:,} parts; send class names one per line, in one part"
+            raise ApiError(422, "malformed_body", message)
+
+    def on_field(part: Any) -> None:
+        count()
+        fields[_text(part.field_name)].append(_text(part.value or b""))
+
+    def on_file(part: Any) -> None:
+        count()
+        source = (part.file_name or b"").decode("utf-8", "replace")[:_LONGEST_SOURCE]
+        part.file_object.seek(0)
+        files[_text(part.field_name)].append((source, part.file_object.read()))
+
+    def on_end() -> None:
+        nonlocal ended
+        ended = True
+
+    _, parameters = parse_options_header(content_type)
+    in_memory = {"MAX_MEMORY_FILE_SIZE": len(body) + 1}  # images of callers never touch the disk
+    try:
+        parser = FormParser(FORM, on_field, on_file, on_end, parameters.get(b"boundary"), config=in_memory)
+        parser.write(body)
+    except (FormParserError, UnicodeError) as error:
+        raise ApiError(422, "malformed_body", "the form cannot be read: its parts are malformed") from error
+    if not ended:
+        raise ApiError(422, "malformed_body", "the form cannot be read: it ends before its last boundary")
+    return fields, files
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8")

@@ -1,0 +1,134 @@
+"""`usetta classify --out` as a user meets it, and what the options of engines refuse."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from usetta.cli import app
+from usetta.distributed import RayEngine
+
+parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+
+
+def usetta(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def options(tiny_checkpoint: Path) -> list[object]:
+    return ["--classes", "tabby cat,red fox", "--model", tiny_checkpoint, "--views", "4"]
+
+
+def test_predictions_go_to_a_directory_that_the_same_command_continues(
+    options: list[object], images: list[Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "predictions.parquet"
+    images[1].write_bytes(b"no image")
+    first = usetta("classify", images[0].parent, *options, "--out", out)
+    assert first.exit_code == 1
+    assert first.stdout == ""
+    assert f"{images[0].parent}: image-1.png: not an image in a format" in first.stderr
+    assert "5 images in" in first.stderr
+    assert "1 of 5 images could not be read" in first.stderr
+    images[1].write_bytes(images[0].read_bytes())
+    again = usetta("classify", images[0].parent, *options, "--out", out)
+    assert again.exit_code == 0, again.output
+    assert "1 images in" in again.stderr
+    assert "4 were there already" in again.stderr
+    rows = {row["key"]: row for row in parquet.read_table(out).to_pylist()}
+    assert sorted(rows) == [f"image-{i}.png" for i in range(5)]
+    console = usetta("classify", *images, *options)
+    for line, image in zip(console.stdout.splitlines(), images, strict=True):
+        row = rows[image.name]
+        assert line.startswith(f"{image}  {row['label']}  {row['confidence']:.1%}"), "as without --out"
+    other = usetta("classify", images[0].parent, *options, "--seed", 1, "--out", out)
+    assert other.exit_code == 2
+    assert "were made with another seed: it was 0 and is 1. Choose another directory with --out" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--engine", "ray"], "say where with --out"),
+        (["--engine", "spark", "--out", "there"], "unknown engine 'spark'; known are local and ray"),
+        (["--out", "there", "--json"], "leave --json and --csv out"),
+        (["--out", "there", "--method", "ues"], "did you mean 'use'"),
+        (["--out", "there", "--views", "1"], "needs at least 2, not 1"),
+        (["--out", "there", "nowhere"], "nowhere: no such file or folder"),
+        (["@list.txt"], "@list.txt is a list, table, archive or URL: these need --out DIR"),
+        (["s3://bucket/images"], "these need --out DIR"),
+    ],
+)
+def test_wrong_usage_exits_with_2(
+    options: list[object],
+    images: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = usetta("classify", images[0], *options, *arguments)
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+    assert "Traceback" not in result.output
+    assert not (tmp_path / "there").exists()
+
+
+def test_a_folder_without_images_is_told(options: list[object], tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    result = usetta("classify", tmp_path / "empty", *options, "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert f"no images in {tmp_path / 'empty'}" in result.stderr
+
+
+def test_the_options_of_an_engine_reach_it_and_workers_load_the_same_model(
+    options: list[object], images: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model is given by a relative path, and workers are somewhere else."""
+    seen: list[Any] = []
+
+    def run(engine: RayEngine, make_worker: Any, works: Any) -> Any:
+        monkeypatch.chdir("/")
+        hand = make_worker()
+        seen.append(engine)
+        for work in works:
+            yield work, next(hand.run([work]))
+
+    monkeypatch.setattr(RayEngine, "run", run)
+    monkeypatch.chdir(Path(str(options[3])).parent)
+    options[3] = Path(str(options[3])).name
+    cluster = ["--engine", "ray", "--address", "10.0.0.1:6379", "--workers", 3, "--cpus-per-worker", 2]
+    result = usetta("classify", images[0].parent, *options, "--out", tmp_path / "out", *cluster)
+    assert result.exit_code == 0, result.output
+    assert seen == [RayEngine("10.0.0.1:6379", 3, 2.0, 0.0)]
+    assert len(parquet.read_table(tmp_path / "out")) == 5
+    monkeypatch.chdir(Path(str(options[3])).parent)
+
+
+def test_an_evaluation_uses_the_engine_as_well(
+    tiny_checkpoint: Path, images: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for image in images:
+        home = tmp_path / "zoo" / ("cat" if image.stem[-1] in "02" else "red fox")
+        home.mkdir(parents=True, exist_ok=True)
+        image.rename(home / image.name)
+    seen: list[Any] = []
+
+    def run(engine: RayEngine, make_worker: Any, works: Any) -> Any:
+        seen.append(engine)
+        hand = make_worker()
+        for work in works:
+            for part in reversed(work.parts()):
+                yield part, next(hand.run([part]))
+
+    monkeypatch.setattr(RayEngine, "run", run)
+    command = ["eval", "--data", tmp_path / "zoo", "--model", tiny_checkpoint, "--views", 4, "--methods", "clip,use"]
+    remote = usetta(*command, "--out", tmp_path / "there", "--engine", "ray", "--gpus-per-worker", 0)
+    local = usetta(*command, "--out", tmp_path / "here")
+    assert (remote.exit_code, local.exit_code) == (0, 0), remote.output
+    assert remote.stdout == local.stdout
+    assert "zoo, seed 0: clip" in remote.stderr
+    assert seen == [RayEngine("auto", None, 1.0, 0.0)]

@@ -1,0 +1,267 @@
+"""Images from folders, patterns, lists, Parquet files and tars, on disk and behind URLs."""
+
+import io
+import os
+import tarfile
+import threading
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from conftest import make_image
+from usetta.batch import files, sources
+from usetta.batch.files import SourceError
+from usetta.batch.sources import BatchImage, check, images
+from usetta.images import ImageError, open_image
+
+
+def png(seed: int) -> bytes:
+    file = io.BytesIO()
+    make_image(seed).save(file, "PNG")
+    return file.getvalue()
+
+
+def found(*places: object, column: str | None = None) -> list[tuple[str, str]]:
+    return [(each.source, each.key) for each in images([str(place) for place in places], column)]
+
+
+def opened(image: BatchImage) -> Image.Image:
+    return open_image(image.read())
+
+
+def same(image: BatchImage, seed: int) -> bool:
+    return opened(image).tobytes() == make_image(seed).tobytes()
+
+
+@pytest.fixture
+def zoo(tmp_path: Path) -> Path:
+    """Four images in folders, and what is none."""
+    root = tmp_path / "zoo"
+    for seed, name in enumerate(("b/2.png", "a.png", "b/1.png", "b/deep/x.JPEG")):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(png(seed))
+    (root / "notes.md").write_text("no image")
+    (root / ".hidden").mkdir()
+    (root / ".hidden" / "h.png").write_bytes(png(9))
+    (root / "b" / ".h.png").write_bytes(png(9))
+    return root
+
+
+def test_a_folder_gives_its_images_in_order_by_their_path_in_it(zoo: Path) -> None:
+    assert found(zoo) == [(str(zoo), key) for key in ("a.png", "b/1.png", "b/2.png", "b/deep/x.JPEG")]
+    assert [same(each, seed) for each, seed in zip(images([str(zoo)]), (1, 2, 0, 3), strict=True)] == [True] * 4
+
+
+def test_links_to_folders_are_followed_once(zoo: Path) -> None:
+    (zoo / "b" / "round").symlink_to(zoo)
+    (zoo / "c").symlink_to(zoo / "b" / "deep")
+    keys = [key for _, key in found(zoo)]
+    assert sorted(Path(key).name for key in keys) == ["1.png", "2.png", "a.png", "x.JPEG"]
+
+
+def test_a_folder_is_read_as_it_is_asked_for(zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed: list[str] = []
+    scandir = os.scandir
+
+    def watched(path: Any) -> Any:
+        listed.append(str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(sources.os, "scandir", watched)
+    stream = images([str(zoo)])
+    assert next(stream).key == "a.png"
+    assert listed == [str(zoo)]
+
+
+def test_a_pattern_a_image_and_a_relative_folder(zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(zoo.parent)
+    assert sorted(found("zoo/*/*.png")) == [("zoo/*/*.png", "zoo/b/1.png"), ("zoo/*/*.png", "zoo/b/2.png")]
+    assert sorted(found("zoo/b/d*")) == [("zoo/b/deep", "x.JPEG")]
+    assert len(found("zoo/**")) >= 4
+    assert found("zoo/a.png") == [("zoo/a.png", "a.png")]
+    (image,) = images(["zoo/a.png"])
+    assert image.place == str(zoo / "a.png"), "a worker in another folder finds it"
+    assert found("zoo/b/deep") == [("zoo/b/deep", "x.JPEG")]
+    (zoo / "odd[1].png").write_bytes(png(5))  # a name, not a pattern
+    assert found("zoo/odd[1].png") == [("zoo/odd[1].png", "odd[1].png")]
+
+
+@pytest.mark.parametrize("written", ["@{}", "{}"])
+def test_a_list_holds_paths_relative_to_itself_and_urls(zoo: Path, written: str) -> None:
+    names = zoo / "list.txt"
+    names.write_text(f"b/1.png\n\n {zoo / 'a.png'} \nfile://{zoo / 'b/2.png'}\nnowhere.png\n", encoding="utf-8-sig")
+    *three, absent = images([written.format(names)])
+    assert {each.source for each in three} == {str(names)}
+    assert [each.key for each in three] == ["b/1.png", str(zoo / "a.png"), f"file://{zoo / 'b/2.png'}"]
+    assert [same(each, seed) for each, seed in zip(three, (2, 1, 0), strict=True)] == [True] * 3
+    with pytest.raises(ImageError, match="no such file"):
+        opened(absent)
+
+
+def archive(path: Path, members: dict[str, bytes], mode: str = "w") -> Path:
+    with tarfile.open(path, mode) as tar:  # type: ignore[call-overload]
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+@pytest.mark.parametrize(("name", "mode"), [("shard.tar", "w"), ("shard.tar.gz", "w:gz"), ("shard.tgz", "w:gz")])
+def test_a_tar_gives_its_images_by_the_names_of_the_members(tmp_path: Path, name: str, mode: str) -> None:
+    members = {"0001.png": png(1), "0001.cls": b"3", "deep/0002.png": png(2), ".hidden.png": png(3)}
+    shard = archive(tmp_path / name, members, mode)
+    first, second = images([str(shard)])
+    assert (first.key, second.key) == ("0001.png", "deep/0002.png")
+    assert same(first, 1)
+    assert same(second, 2)
+    assert found(tmp_path / "shard.t*") == found(shard)
+
+
+def test_a_damaged_tar_gives_what_it_has_and_says_so(tmp_path: Path) -> None:
+    whole = archive(tmp_path / "shard.tar", {f"{i}.png": png(i) for i in range(4)}).read_bytes()
+    (tmp_path / "shard.tar").write_bytes(whole[: len(whole) // 2])
+    *some, rest = images([str(tmp_path / "shard.tar")])
+    assert 1 <= len(some) <= 2
+    assert same(some[0], 0)
+    with pytest.raises(ImageError, match=r"the archive is damaged after \d.png"):
+        rest.read()
+
+
+def test_what_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for room in (files, sources):
+        monkeypatch.setattr(room, "MAX_BYTES", 10)
+    (tmp_path / "a.png").write_bytes(png(1))
+    shard = archive(tmp_path / "shard.tar", {"a.png": png(1)})
+    rows = table(tmp_path / "a.parquet", image=[png(1)])
+    for place in (str(shard), f"file://{tmp_path / 'a.png'}", str(rows)):
+        (image,) = images([place])
+        with pytest.raises(ImageError, match="file is larger than the limit of 10 bytes"):
+            image.read()
+
+
+def table(file: Path, **columns: Any) -> Path:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table(columns), file, row_group_size=2)
+    return file
+
+
+def test_parquet_with_paths_with_bytes_and_with_both(zoo: Path) -> None:
+    paths = table(zoo / "paths.parquet", path=["a.png", str(zoo / "b/1.png"), None], size=[1, 2, 3])
+    first, second, empty = images([str(paths)])
+    assert [first.key, second.key, empty.key] == ["a.png", str(zoo / "b/1.png"), "2"]
+    assert same(first, 1)
+    assert same(second, 2)
+    with pytest.raises(ImageError, match="file is empty"):
+        opened(empty)
+    data = table(zoo / "bytes.parquet", name=["x", "y", "z"], image=[png(4), png(5), b"no image"])
+    first, second, bad = images([str(data)])
+    assert [first.key, second.key, bad.key] == ["0", "1", "2"]
+    assert same(second, 5)
+    with pytest.raises(ImageError, match="not an image in a format"):
+        opened(bad)
+    hub = table(
+        zoo / "hub.parquet", image=[{"bytes": png(6), "path": "x.png"}, {"bytes": None, "path": "a.png"}], label=[0, 1]
+    )
+    first, second = images([str(hub)])
+    assert [first.key, second.key] == ["0", "a.png"]
+    assert same(first, 6)
+    assert same(second, 1)
+
+
+def test_the_column_of_a_parquet_file_is_asked_for_where_it_is_not_clear(tmp_path: Path) -> None:
+    file = table(tmp_path / "t.parquet", a=["1.png"], b=["2.png"], n=[1])
+    with pytest.raises(SourceError, match="Say it with --column: a, b"):
+        found(file)
+    assert found(file, column="b") == [(str(file), "2.png")]
+    with pytest.raises(SourceError, match="has no column 'c'; it has a, b, n"):
+        found(file, column="c")
+    with pytest.raises(SourceError, match="the column 'n' of .* holds neither paths nor bytes but int64"):
+        found(file, column="n")
+    with pytest.raises(SourceError, match="has no column of paths or of bytes; it has n"):
+        found(table(tmp_path / "n.parquet", n=[1]))
+    (tmp_path / "text.parquet").write_text("no table")
+    with pytest.raises(SourceError, match="is not a Parquet file"):
+        found(tmp_path / "text.parquet")
+
+
+@pytest.fixture
+def memory(zoo: Path) -> Iterator[Any]:
+    """The same images behind URLs."""
+    system = pytest.importorskip("fsspec").filesystem("memory")
+    for path in sorted(zoo.rglob("*")):
+        if path.is_file():
+            system.pipe(f"/zoo/{path.relative_to(zoo).as_posix()}", path.read_bytes())
+    yield system
+    system.rm("/zoo", recursive=True)
+
+
+def test_urls_are_folders_patterns_lists_tables_tars_and_images(memory: Any, tmp_path: Path) -> None:
+    here = list(images(["memory://zoo"]))
+    assert sorted(each.key for each in here) == ["a.png", "b/1.png", "b/2.png", "b/deep/x.JPEG"]
+    assert same(next(each for each in here if each.key == "b/1.png"), 2)
+    (image,) = images(["memory://zoo/a.png"])
+    assert same(image, 1)
+    assert [key for _, key in found("memory://zoo/b/*.png")] == ["memory:///zoo/b/1.png", "memory:///zoo/b/2.png"]
+    memory.pipe("/zoo/list.txt", b"b/1.png\nmemory://zoo/a.png\n")
+    assert [same(each, n) for each, n in zip(images(["@memory://zoo/list.txt"]), (2, 1), strict=True)] == [True] * 2
+    memory.pipe("/zoo/s.tar", archive(tmp_path / "s.tar", {"0.png": png(7)}).read_bytes())
+    memory.pipe("/zoo/t.parquet", table(tmp_path / "t.parquet", path=["a.png"]).read_bytes())
+    tar, row = images(["memory://zoo/s.tar", "memory://zoo/t.parquet"])
+    assert same(tar, 7)
+    assert same(row, 1)
+    (absent,) = images(["memory://zoo/absent.png"])
+    with pytest.raises(ImageError, match="cannot be fetched: no such file"):
+        absent.read()
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("nowhere", "nowhere: no such file or folder"),
+        ("@nowhere.txt", "nowhere.txt: no such file or folder"),
+        ("strange://a/b.png", "strange://a/b.png cannot be opened: Protocol not known"),
+        ("memory://nowhere/list.txt", "cannot be read: no such file"),
+    ],
+)
+def test_what_is_not_there_is_told(source: str, message: str) -> None:
+    pytest.importorskip("fsspec")
+
+    def use() -> None:
+        check([source])
+        for _ in images([source]):
+            pass
+
+    with pytest.raises(SourceError, match=message):
+        use()
+
+
+def test_names_that_are_no_text_can_be_written_down(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.png")
+    (tmp_path / name).write_bytes(png(1))
+    (image,) = images([str(tmp_path)])
+    assert image.key == r"caf\udce9.png"
+    assert same(image, 1)
+
+
+def test_a_list_may_be_endless(tmp_path: Path) -> None:
+    names = tmp_path / "names.txt"
+    os.mkfifo(names)
+
+    def write() -> None:
+        with suppress(BrokenPipeError), names.open("w") as file:
+            for number in count():
+                file.write(f"image-{number}.jpg\n")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    with closing(images([str(names)])) as stream:
+        assert [each.key for each in islice(stream, 1000)][-1] == "image-999.jpg"
+    writer.join(timeout=30)
+    assert not writer.is_alive()

@@ -1,0 +1,215 @@
+import pytest
+import torch
+from torch import Tensor
+
+from models.tiny import TINY_VIT, disturbed
+from usetta import methods
+from usetta.methods.losses import LOSSES
+from usetta.methods.readout import READOUTS
+from usetta.methods.recipe import Recipe, Result, run
+from usetta.methods.stats import ViewStats
+from usetta.methods.tune.lora import Hidden
+from usetta.prompts import ClassPrompts
+
+MODEL = disturbed(TINY_VIT)
+NAMES = ["cat", "dog", "red fox", "old stone bridge"]
+PLUG_INS = [f"{name}+se" for name in ("tpt", "c-tpt", "r-tpt", "rlcf", "sts")]
+PLUG_INS += [f"{name}+{readout}" for name in ("tps", "ttl") for readout in READOUTS]
+
+
+def answers(method: str, states: list[Tensor], templates: list[str] | None = None) -> Result:
+    """What a method says about images whose views have these hidden states, by a tiny model."""
+    tail = MODEL.last_blocks()
+    features = torch.stack([tail.encode(each) for each in states])
+    prompts = ClassPrompts(MODEL.text, NAMES, templates or "a photo of a {}.")
+    return run(methods.get(method), features, prompts, 20.0, hidden=Hidden(tail, states))
+
+
+@pytest.fixture(scope="module")
+def images() -> list[Tensor]:
+    """Hidden states of twelve views of three images."""
+    generator = torch.Generator().manual_seed(0)
+    coarse = torch.rand(3, 12, 3, 4, 4, generator=generator)
+    return [MODEL.hidden_states(torch.nn.functional.interpolate(views, size=(32, 32))) for views in coarse]
+
+
+@pytest.mark.parametrize("method", [*methods.names(), *PLUG_INS])
+def test_every_row_of_the_tables_runs_and_a_batch_is_its_images_one_by_one(method: str, images: list[Tensor]) -> None:
+    together = answers(method, images)
+    torch.testing.assert_close(together.probs.sum(dim=1), torch.ones(3))
+    torch.testing.assert_close(together.weights.sum(dim=1), torch.ones(3))
+    assert (together.probs >= 0).all()
+    for i in range(3):
+        alone = answers(method, images[i : i + 1])
+        torch.testing.assert_close(together.probs[i], alone.probs[0], atol=1e-5, rtol=0)
+        assert together.skipped[i] == alone.skipped[0]
+
+
+def test_methods_without_a_prompt_to_tune_take_an_ensemble_of_templates(images: list[Tensor]) -> None:
+    templates = ["a photo of the small {}.", "art of the {}."]
+    for method in ("clip", "se", "mta", "zero", "tps", "sts", "ttl", "sts+se"):
+        one, several = answers(method, images), answers(method, images, templates)
+        assert (one.probs - several.probs).abs().max() > 1e-4
+    for method in ("tpt", "rlcf"):
+        with pytest.raises(ValueError, match="no context to tune: an ensemble of templates has no single context"):
+            answers(method, images, templates)
+
+
+def test_a_name_and_settings_make_a_recipe() -> None:
+    assert methods.get("SE ") == methods.get("se")
+    assert methods.get("se", gamma=0.2).gamma == 0.2
+    assert methods.get("clip").weak_only
+    assert not methods.get("se").weak_only
+    mine = Recipe("mine", beta=0.25)
+    assert methods.get(mine) is mine
+    assert methods.get(mine, rho=0.5) == Recipe("mine:rho=0.5", beta=0.25, rho=0.5)
+
+
+def test_every_method_says_what_it_is() -> None:
+    assert {"clip", "se"} <= set(methods.names())
+    assert all(methods.get(name).description for name in methods.names())
+
+
+def test_a_typo_gets_a_suggestion() -> None:
+    with pytest.raises(ValueError, match=r"unknown method 'clipp'; did you mean 'clip'\?"):
+        methods.get("clipp")
+    with pytest.raises(ValueError, match="unknown method 'zzz'; known are average, c-tpt, clip"):
+        methods.get("zzz")
+    with pytest.raises(ValueError, match=r"no setting 'gama'; did you mean 'gamma'\?"):
+        methods.get("se", gama=0.1)
+
+
+@pytest.mark.parametrize(
+    ("written", "canonical"),
+    [
+        ("clip+weak", "clip"),
+        ("clip+uniform", "uniform"),
+        ("clip+se", "se"),
+        ("mem", "tpt"),
+        ("tpt+weak", "tpt"),
+        ("mem+uniform", "tpt+uniform"),
+        ("mem+se", "tpt+se"),
+        ("use+weak", "rce"),
+        ("rce+uniform", "rce+uniform"),
+        ("rce+se", "use"),
+        ("R-TPT+SE", "r-tpt+se"),
+        ("r-tpt+reliability", "r-tpt"),
+        ("use:steps=1", "use"),
+        ("use:skip=False:beta=0.5", "use:skip=false:beta=0.5"),
+        ("use:beta=uniform:steps=4", "use:steps=4:beta=uniform"),
+        ("mem+se:se_stats=pre", "tpt+se:se_stats=pre"),
+        ("clip+mode", "mta"),
+        ("clip+vote", "zero"),
+        ("clip+selected", "clip+selected"),
+        ("zero+vote", "zero"),
+        ("STS+SE", "sts+se"),
+        ("sts+selected", "sts"),
+        ("tps+weak", "tps"),
+        ("zero:voters=0.5", "zero:voters=0.5"),
+        ("rlcf:steps=5", "rlcf:steps=5"),
+        ("ttl+se:seed=1", "ttl+se:seed=1"),
+    ],
+)
+def test_the_grammar_has_one_name_for_each_recipe(written: str, canonical: str) -> None:
+    recipe = methods.get(written)
+    assert recipe.name == canonical
+    assert methods.get(canonical) == recipe
+
+
+def test_settings_have_the_types_they_need() -> None:
+    recipe = methods.get("use:steps=4:gamma=0.2:beta=0.5:skip=false:rescaling=root:active=64")
+    assert (recipe.steps, recipe.gamma, recipe.beta, recipe.skip) == (4, 0.2, 0.5, False)
+    assert (recipe.rescaling, recipe.active) == ("root", 64)
+    assert recipe == methods.get("use", steps=4, gamma=0.2, beta=0.5, skip=False, rescaling="root", active=64)
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("ues", r"unknown method 'ues'; did you mean 'use'\?"),
+        ("tpt+se2", r"unknown readout 'se2'; did you mean 'se'\?"),
+        ("use:gama=1", r"no setting 'gama'; did you mean 'gamma'\?"),
+        ("use:gamma=wide", "'wide' is no value for the setting gamma"),
+        ("use:gamma", "a setting is written name=value, not 'gamma'"),
+        ("use:skip=maybe", "'maybe' is no value for the setting skip"),
+        ("use:steps=0", "steps must be at least 1"),
+        ("use:beta=half", "beta must be 'adaptive', 'uniform' or a number"),
+        ("use:name=other", "no setting 'name'"),
+        ("c-tpt:active=10", "dispersion moves all classes"),
+        ("zero+se", "'zero' tunes nothing, so it is nothing but its readout; 'clip\\+se' is that one alone"),
+        ("se+weak", "'se' tunes nothing"),
+        ("zero:voters=0", "voters must be above 0 and at most 1"),
+        ("tps:penalty=1", "penalty is about the shift of tune=spectrum, and there is none with tune=shift"),
+        ("tps:active=5", "active spares work of the text tower, and tune=shift asks for none"),
+        ("tpt:lr=inf", "must be finite"),
+        ("ttl:seed=-1", "seed must not be negative"),
+        ("tpt:tune=weights", "tune must be one of nothing, prompt, shift, spectrum, lora, not 'weights'"),
+    ],
+)
+def test_what_is_wrong_with_a_name_is_told(written: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        methods.get(written)
+
+
+def test_a_family_of_data_sets_has_its_own_settings() -> None:
+    assert methods.get("c-tpt").dispersion == 50
+    assert methods.get("c-tpt+se", family="imagenet").dispersion == 20
+    assert methods.get("c-tpt", family="imagenet").name == "c-tpt"
+    assert methods.get("c-tpt:dispersion=5", family="imagenet").dispersion == 5
+    assert methods.get("tps").lr == methods.get("tps+se").lr == 1e-3
+    assert methods.get("tps", family="imagenet").lr == 5e-3
+    assert {name: family.augmix for name, family in methods.FAMILIES.items()} == {
+        "imagenet": False,
+        "fine-grained": True,
+        "other": False,
+    }
+    with pytest.raises(ValueError, match="unknown family of datasets 'birds'; known are imagenet, fine-grained, other"):
+        methods.get("c-tpt", family="birds")
+
+
+def test_published_settings() -> None:
+    rlcf, ttl, sts = (methods.get(name) for name in ("rlcf", "ttl", "sts"))
+    assert (rlcf.steps, rlcf.lr, rlcf.weight_decay, rlcf.select, rlcf.readout) == (3, 7e-3, 5e-4, "confident", "weak")
+    assert (ttl.steps, ttl.lr, ttl.weight_decay, ttl.select, ttl.loss) == (1, 5e-3, 0.01, "all", "weighted")
+    assert (sts.steps, sts.lr, sts.select, sts.loss, sts.readout) == (1, 5e-3, "confident", "mem", "selected")
+    assert methods.get("zero").voters == 0.3
+    assert [name for name in methods.names() if methods.get(name).needs_prompts] == [
+        "tpt", "tpt-rce", "c-tpt", "r-tpt", "rlcf", "rce", "use",
+    ]  # fmt: skip
+
+
+def test_a_recipe_of_one_s_own_joins_the_others(monkeypatch: pytest.MonkeyPatch, images: list[Tensor]) -> None:
+    monkeypatch.setattr(methods, "_METHODS", dict(methods._METHODS))
+
+    def loudest(logits: Tensor, _pseudo_label: Tensor) -> Tensor:
+        return -logits.log_softmax(dim=-1).amax(dim=(1, 2))
+
+    def first_strong(_recipe: Recipe, _before: ViewStats, now: ViewStats, _features: Tensor) -> tuple[Tensor, Tensor]:
+        weights = torch.zeros_like(now.entropies)
+        weights[:, 1] = 1
+        return now.logits[:, 1].softmax(dim=-1), weights
+
+    with pytest.raises(ValueError, match="loss must be one of mem, rce, pointwise, weighted, reward, not 'loudest'"):
+        Recipe("mine", loss="loudest")
+    monkeypatch.setitem(LOSSES, "loudest", loudest)
+    monkeypatch.setitem(READOUTS, "first", first_strong)
+    methods.register(Recipe("mine-2", "an idea", select="all", tune="shift", loss="loudest", readout="first"))
+    assert methods.names()[-1] == "mine-2"
+    assert methods.get("mine-2+se:steps=2").name == "mine-2+se:steps=2"
+    assert methods.get("tpt+first").readout == "first"
+    result = answers("mine-2", images)
+    assert result.weights[:, 1].tolist() == [1, 1, 1]
+    assert (result.probs.amax(dim=1) != result.before.amax(dim=1)).all()
+
+
+@pytest.mark.parametrize("name", ["use", "mem", "zero-shot"])
+def test_a_name_that_is_taken_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"there is a method '{name}' already"):
+        methods.register(Recipe(name))
+
+
+@pytest.mark.parametrize("name", ["", "Mine", "a+b", "a:b", "a=b", "a b", "a,b", "-a", "a-"])
+def test_a_name_that_could_not_be_written_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="a method's name has small letters and digits"):
+        methods.register(Recipe(name))
+    assert name not in methods.names()

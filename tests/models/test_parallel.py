@@ -1,0 +1,103 @@
+"""Parts of a batch have cores of their own, and nothing but the time they take depends on it."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.tiny import TINY_VIT, disturbed
+from usetta.models.parallel import map_chunks
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def three_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+class Watched:
+    """Doubles rows, and tells in whose thread, of how many, and with how many cores."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, bool, int]] = []
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        assert not torch.is_grad_enabled()
+        own = threading.current_thread() is threading.main_thread()
+        self.calls.append((len(rows), own, torch.get_num_threads()))
+        return 2 * rows
+
+    @property
+    def sizes(self) -> list[int]:
+        return sorted((call[0] for call in self.calls), reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "sizes"),
+    [(64, [4] * 10 + [3] * 8), (12, [4, 4, 4]), (13, [3, 2, 2, 2, 2, 2]), (7, [3, 2, 2]), (2, [1, 1])],
+)
+def test_parts_are_dealt_evenly_to_cores(rows: int, sizes: list[int]) -> None:
+    work, numbers = Watched(), torch.arange(float(rows))[:, None]
+    assert torch.equal(map_chunks(work, numbers, CPU), 2 * numbers)
+    assert work.sizes == sizes
+    assert {call[1:] for call in work.calls} == {(False, 1)}
+
+
+def test_two_images_share_many_cores() -> None:
+    torch.set_num_threads(4)
+    work = Watched()
+    map_chunks(work, torch.zeros(2, 1), CPU)
+    assert work.calls == [(1, False, 2)] * 2
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_one_image_has_all_cores(rows: int) -> None:
+    work = Watched()
+    assert map_chunks(work, torch.ones(rows, 5), CPU).shape == (rows, 5)
+    assert work.calls == [(rows, True, 3)]
+
+
+def test_a_single_core_and_a_gpu_take_part_after_part() -> None:
+    torch.set_num_threads(1)
+    on_cpu, on_gpu = Watched(), Watched()
+    map_chunks(on_cpu, torch.zeros(9, 1), CPU)
+    torch.set_num_threads(3)
+    map_chunks(on_gpu, torch.zeros(100, 1), torch.device("cuda"))
+    assert on_cpu.calls == [(4, True, 1), (4, True, 1), (1, True, 1)]
+    assert on_gpu.calls == [(64, True, 3), (36, True, 3)]
+
+
+def test_all_cores_are_given_back() -> None:
+    def fail(rows: Tensor) -> Tensor:
+        raise ValueError(f"cannot do {len(rows)}")
+
+    with pytest.raises(ValueError, match="cannot do 2"):
+        map_chunks(fail, torch.zeros(6, 1), CPU)
+    assert torch.get_num_threads() == 3
+    seen: list[int] = []
+    later = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+    later.start()
+    later.join()
+    assert seen == [3]
+
+
+def test_features_are_the_same() -> None:
+    model = disturbed(TINY_VIT)
+    pixels = torch.rand(10, 3, 32, 32)
+    several = model.encode_images(pixels)
+    torch.set_num_threads(1)
+    torch.testing.assert_close(several, model.encode_images(pixels), atol=1e-5, rtol=0)
+    assert not several.requires_grad
+
+
+def test_an_error_is_about_all_pixels_not_about_those_of_a_lane() -> None:
+    with pytest.raises(ValueError, match=r"got \(10, 3, 16, 16\)"):
+        disturbed(TINY_VIT).encode_images(torch.rand(10, 3, 16, 16))
+    with pytest.raises(ValueError, match=r"got \(10, 3, 16, 16\)"):
+        disturbed(TINY_VIT).hidden_states(torch.rand(10, 3, 16, 16))
