@@ -37,7 +37,6 @@ def table(
     no_paper: Annotated[bool, typer.Option("--no-paper", help="Without the paper's numbers.")] = False,
 ) -> None:
     """Show the results of a run as a table."""
-    from usetta.evaluate.runner import EvalSummary
     from usetta.evaluate.store import Store
     from usetta.report.results import accuracy_table, differences_table, metrics_table
 
@@ -62,7 +61,6 @@ def export(
 ) -> None:
     """Write all rows of a run to a file for other programs, one for each image, seed and method."""
     from usetta.evaluate.export import export as write
-    from usetta.evaluate.runner import EvalSummary
     from usetta.evaluate.store import Store
 
     with clear_errors(), Store(run, create=False) as store:
@@ -95,7 +93,6 @@ def reproduce(
 
     Datasets that are not there are left out and named. Stopped, the same command goes on.
     """
-    from usetta.evaluate.runner import EvalSummary
     from usetta.evaluate.store import Store
     from usetta.report import reproduce as paper
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from methods.test_recipe import episode
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from methods.test_recipe import episode
 from models.tiny import TINY_VIT, disturbed
 from usetta import methods, prompts
 from usetta.methods import recipe

@@ -1,0 +1,42 @@
+"""Files that are either whole or not there, whatever happens while they are written."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+
+@contextmanager
+def atomic_file(target: Path) -> Iterator[IO[bytes]]:
+    """A binary file to write to. It takes the place of `target` when the block ends without an error.
+
+    It is on the disk by then, and so is its name: a machine that loses power afterwards still has it.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")  # hidden, so that readers of a folder pass over it
+    try:
+        with part.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+    _sync_folder(target.parent)
+
+
+def write_atomically(target: Path, content: bytes) -> None:
+    """Write a whole file at once, see `atomic_file`."""
+    with atomic_file(target) as file:
+        file.write(content)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a new name last. Windows cannot open folders, and does without."""
+    with suppress(PermissionError):
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)

@@ -1,0 +1,112 @@
+"""Names and what they stand for: one small registry for methods, losses, readouts, tuners, models and datasets.
+
+A package of somebody else joins by an entry point (`usetta.methods`, `usetta.models`, `usetta.datasets`), whose name is
+the name and whose object is what is registered. Entry points are loaded when a name is first asked for that is not
+registered, or when all names are listed, so they cost nothing before. One that fails to load is logged and left out: a
+broken plug-in must not break the rest.
+"""
+
+import difflib
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import entry_points
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+_log = logging.getLogger("usetta")
+
+
+class Registry(Generic[T]):
+    """Things of one kind by name.
+
+    `kind` is what error messages call them. `group` is the group of entry points, if others may add some. `normalize`
+    brings spellings of a name together (`ViT-B/16` and `vit_b_16`); by default a name is spelled in one way only.
+    `error` is raised for a name that is unknown.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        *,
+        group: str | None = None,
+        normalize: Callable[[str], str] = str,
+        error: Callable[[str], Exception] = ValueError,
+    ) -> None:
+        self.kind = kind
+        self._group = group
+        self._normalize = normalize
+        self._error = error
+        self._values: dict[str, T] = {}
+        self._spellings: dict[str, str] = {}
+        """Names and aliases, normalized, with the name that each stands for."""
+
+    def register(self, name: str, value: T, *aliases: str) -> T:
+        """Make `value` known under a name that is not taken yet, and under aliases."""
+        for spelling in (name, *aliases):
+            if self._normalize(spelling) in self._spellings:
+                raise ValueError(f"there is already a {self.kind} called {spelling!r}")
+        self._values[name] = value
+        self._spellings |= {self._normalize(spelling): name for spelling in (name, *aliases)}
+        return value
+
+    def unregister(self, name: str) -> None:
+        """Forget a name and its aliases."""
+        del self._values[name]
+        self._spellings = {spelling: known for spelling, known in self._spellings.items() if known != name}
+
+    def find(self, name: str) -> T | None:
+        """What `name` stands for, or None."""
+        known = self._spellings.get(self._normalize(name))
+        if known is None:
+            self._load_entry_points()
+            known = self._spellings.get(self._normalize(name))
+        return None if known is None else self._values[known]
+
+    def get(self, name: str) -> T:
+        """What `name` stands for; an error that suggests the nearest name if there is nothing."""
+        value = self.find(name)
+        if value is None:
+            raise self._error(f"unknown {self.kind} {name!r}; {suggest(name, self.names(), self._normalize)}")
+        return value
+
+    def canonical(self, name: str) -> str | None:
+        """The name that `name` is a spelling or an alias of, or None."""
+        self.find(name)  # which loads entry points if need be
+        return self._spellings.get(self._normalize(name))
+
+    def names(self) -> list[str]:
+        """All names, in the order in which they were registered, without aliases."""
+        self._load_entry_points()
+        return list(self._values)
+
+    def items(self) -> list[tuple[str, T]]:
+        """Names and what they stand for."""
+        return [(name, self._values[name]) for name in self.names()]
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self.find(name) is not None
+
+    def __getitem__(self, name: str) -> T:
+        return self.get(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+    def __len__(self) -> int:
+        return len(self.names())
+
+    def _load_entry_points(self) -> None:
+        group, self._group = self._group, None  # once, also where loading one asks for a name
+        for point in entry_points(group=group) if group else ():
+            try:
+                self.register(point.name, point.load())
+            except Exception as error:  # noqa: BLE001 - code of another package may raise anything
+                _log.warning("the plug-in %s (%s) cannot be loaded: %s", point.name, point.value, error)
+
+
+def suggest(name: str, known: Iterable[str], normalize: Callable[[str], str] = str) -> str:
+    """What to say about an unknown name: the nearest of the `known` ones, or all of them."""
+    by_spelling = {normalize(each): each for each in known}
+    nearest = difflib.get_close_matches(normalize(name), list(by_spelling), n=1)
+    return f"did you mean '{by_spelling[nearest[0]]}'?" if nearest else f"known: {', '.join(by_spelling.values())}"
