@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from conftest import make_image
 from report.pages import Page, leave_figures_empty
 from usetta import demo, methods
-from usetta.classifier import Explanation
+from usetta.prediction import Explanation
 from usetta.cli import app
 from usetta.evaluate.store import Store
 from usetta.report.html import in_plain_words, render

@@ -16,7 +16,8 @@ from evaluate.runs import CLASSES, VIEWS, four_blocks
 from serve.conftest import running
 from usetta import methods
 from usetta.batch import run as bulk
-from usetta.classifier import Classifier, Prediction
+from usetta.classifier import Classifier
+from usetta.prediction import Prediction
 from usetta.data.dataset import Dataset
 from usetta.distributed import RayEngine
 from usetta.evaluate.metrics import columns

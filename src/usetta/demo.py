@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from usetta import methods as known_methods
-from usetta.classifier import Classifier, Explanation
+from usetta.classifier import Classifier
 from usetta.data import Dataset, DatasetItem
 from usetta.evaluate.runner import EvalSettings, evaluate
 from usetta.evaluate.store import FILE, Store
@@ -21,6 +21,7 @@ from usetta.images import open_image
 from usetta.methods.recipe import Recipe
 from usetta.models import Model
 from usetta.models.package_files import PackageFile, cache_dir, fetch
+from usetta.prediction import Explanation
 from usetta.views import make_views
 
 _FOOLBOX = "foolbox==3.3.4"

@@ -1,6 +1,7 @@
 """Files that are either whole or not there, whatever happens while they are written."""
 
 import os
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -40,3 +41,12 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(number)
         finally:
             os.close(number)
+
+
+def connect(path: Path, *, threads: bool = False) -> sqlite3.Connection:
+    """An SQLite database that processes may share, and `threads` that take turns; it is created if it is absent."""
+    db = sqlite3.connect(path, timeout=60, check_same_thread=not threads)
+    with suppress(sqlite3.OperationalError):  # another process is switching it right now, and the switch is permanent
+        db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = NORMAL")
+    return db

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from usetta.batch.runner import BatchSettings
-    from usetta.classifier import Classifier, Prediction
+    from usetta.classifier import Classifier
     from usetta.models import Model
+    from usetta.prediction import Prediction
 
 
 @app.command()
