@@ -17,7 +17,6 @@ from serve.conftest import running
 from usetta import methods
 from usetta.batch import run as bulk
 from usetta.classifier import Classifier
-from usetta.prediction import Prediction
 from usetta.data.dataset import Dataset
 from usetta.distributed import RayEngine
 from usetta.evaluate.metrics import columns
@@ -26,6 +25,7 @@ from usetta.evaluate.store import Store
 from usetta.images import image_id, open_image
 from usetta.models import Model
 from usetta.models.clip import CLIP
+from usetta.prediction import Prediction
 from usetta.serve.settings import Settings
 
 METHODS = ("clip", "se", "mta", "zero", "tpt", "c-tpt", "r-tpt", "rlcf", "ttl", "tps", "sts", "use", "tpt+se")

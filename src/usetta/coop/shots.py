@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from usetta.feature_cache import FeatureCache
 from usetta.images import ImageError, ImageSource, image_id, open_image
 from usetta.models.base import Model
 from usetta.pipeline import ImageRequest, Pipeline
@@ -67,10 +68,12 @@ def draw_shots(
     return shots
 
 
-def encode_shots(model: Model, shots: Sequence[Shot], views: int, seed: int, progress: bool | None) -> Tensor:
+def encode_shots(
+    model: Model, shots: Sequence[Shot], views: int, seed: int, progress: bool | None, cache: FeatureCache | None = None
+) -> Tensor:
     """Features (n, V, D) of the weak view and V - 1 random crops, half of them flipped, of each image."""
     recipe = ViewRecipe(views=views, size=model.image_size, seed=seed)
-    episodes = Pipeline(model).stream(ImageRequest(shot.image, recipe, id=shot.id) for shot in shots)
+    episodes = Pipeline(model, cache=cache).stream(ImageRequest(shot.image, recipe, id=shot.id) for shot in shots)
     rows = []
     for episode in track(episodes, len(shots), "Encoding", progress):
         if isinstance(episode, ImageError):  # it was opened before, when the shots were drawn
