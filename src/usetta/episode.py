@@ -9,11 +9,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import interpolate
 
 from usetta.methods.recipe import Hidden, Recipe, Result, Reward, run
 from usetta.models import Model
-from usetta.models.base import encode_whole_images
+from usetta.models.base import encode_views, encode_views_together, require_last_blocks
 from usetta.prompts import DEFAULT_TEMPLATE, ClassPrompts
 
 
@@ -39,8 +38,7 @@ def _joined(views: Tensor | None, more: Tensor | None) -> Tensor | None:
 
 def encode(model: Model, pixels: Tensor, *, weak: int = 1) -> Tensor:
     """Features (N, D) of views (N, 3, S, S), of any size, so many weak ones first."""
-    fitting = _resized(pixels, model.image_size)
-    return torch.cat([encode_whole_images(model, fitting[:weak]), model.encode_images(fitting[weak:])])
+    return encode_views(model, pixels, weak=weak)
 
 
 def encode_together(model: Model, images: Sequence[Tensor]) -> list[Tensor]:
@@ -48,17 +46,14 @@ def encode_together(model: Model, images: Sequence[Tensor]) -> list[Tensor]:
 
     The weak views make batches of their own, so that a method that looks at nothing else sees the same features.
     """
-    fitting = [_resized(each, model.image_size) for each in images]
-    weak = encode_whole_images(model, torch.cat([each[:1] for each in fitting]))
-    strong = model.encode_images(torch.cat([each[1:] for each in fitting]))
-    others = torch.split(strong, [len(each) - 1 for each in fitting])
-    return [torch.cat([first[None], rest]) for first, rest in zip(weak, others, strict=True)]
+    return encode_views_together(model, images)
 
 
 def encode_with_hidden(model: Model, pixels: Tensor) -> tuple[Tensor, Tensor]:
     """Features (N, D) of views, and the hidden states (N, tokens, width) that they come from."""
-    states = torch.cat([model.hidden_states(pixels[:1]), model.hidden_states(pixels[1:])])
-    tail = model.last_blocks()
+    tower = require_last_blocks(model)
+    states = torch.cat([tower.hidden_states(pixels[:1]), tower.hidden_states(pixels[1:])])
+    tail = tower.last_blocks()
     return torch.cat([tail.encode(states[:1]), tail.encode(states[1:])]), states
 
 
@@ -68,7 +63,7 @@ def answer(
     """What `recipe` says about images; `words` are the prompts as a reward model reads them, if not as the model."""
     features = torch.stack([each.features for each in episodes])
     states = [each.hidden for each in episodes if each.hidden is not None]
-    hidden = Hidden(model.last_blocks(), states) if recipe.needs_hidden else None
+    hidden = Hidden(require_last_blocks(model).last_blocks(), states) if recipe.needs_hidden else None
     reward = None
     if recipe.loss == "reward":
         judged = [each.features if each.judged is None else each.judged for each in episodes]
@@ -84,18 +79,10 @@ def check(recipe: Recipe, model: Model, prompts: ClassPrompts, views: int) -> No
     if views < 2 and not recipe.weak_only:
         raise ValueError(f"method '{recipe.name}' compares views, so it needs at least 2, not {views}")
     if recipe.needs_hidden:
-        model.last_blocks()
+        require_last_blocks(model)
     if recipe.needs_prompts:
         try:
             prompts.check_tunable()
         except ValueError as error:
             hint = f"give one template with words before the name, such as {DEFAULT_TEMPLATE!r}"
             raise ValueError(f"method '{recipe.name}' tunes the prompt, but {error}; {hint}") from error
-
-
-def _resized(pixels: Tensor, size: int) -> Tensor:
-    """Pixels (n, 3, size, size) of views: as they are if that is their size, else as float in 0..1."""
-    if pixels.shape[-1] == size:
-        return pixels
-    unit = pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels
-    return interpolate(unit, size=(size, size), mode="bicubic", antialias=True).clamp(0, 1)

@@ -3,11 +3,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from models.tiny import TINY_VIT, disturbed
-from usetta.models.base import Model, encode_whole_images
+from usetta.models.base import Model
 from usetta.models.cached import CachedImages
 from usetta.models.clip import CLIP
-from usetta.models.precision import prepare
 
 
 class Counting:
@@ -49,14 +47,3 @@ def test_it_is_a_model_like_any_other(tiny_model: CLIP, tmp_path: Path) -> None:
     assert isinstance(cached, Model)
     assert cached.logit_scale == tiny_model.logit_scale
     assert cached.text is tiny_model.text
-
-
-def test_images_are_remembered_in_the_precision_that_they_have(tmp_path: Path) -> None:
-    model = disturbed(TINY_VIT)
-    prepare(model, "int8")
-    cached = CachedImages(model, tmp_path)
-    pixels = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    for _ in range(2):
-        assert torch.equal(cached.encode_images(pixels), model.encode_images(pixels))
-        assert torch.equal(encode_whole_images(cached, pixels), encode_whole_images(model, pixels))
-    assert len(list(tmp_path.iterdir())) == 2

@@ -166,7 +166,7 @@ def demo(
     with clear_errors():
         names = list(dict.fromkeys(known_methods.get(name).name for name in methods.split(",")))
         images = demonstration.images(say)
-        loaded = CachedImages(load_model(model), cache_dir() / "demo" / "features")
+        loaded = CachedImages(load_model(model, precision="fp32"), cache_dir() / "demo" / "features")
         say(f"model: {loaded.name}, {views} views of each of {len(images)} images")
         demonstration.measure(loaded, images, names, views, out / "run")
         found = list(demonstration.answers(loaded, images, names, views))

@@ -46,7 +46,7 @@ def coop_train(
         shown = load_dataset(folder)
         if shown.labels is None:
             raise ValueError(f"the images of {folder} have no labels to learn from")
-        loaded = CachedImages(load_model(model), cache_dir() / "coop" / "features")
+        loaded = CachedImages(load_model(model, precision="fp32"), cache_dir() / "coop" / "features")
         say(f"model: {loaded.name}, up to {shots} images of each of {len(shown.classes)} classes")
         paths = [item.path for item in shown]
         train_context(loaded, paths, shown.labels, shown.classes, recipe, out=out, say=say)

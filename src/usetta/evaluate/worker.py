@@ -25,6 +25,7 @@ from usetta.evaluate.store import FailedImage, ResultRow, ShownViews, ViewRecord
 from usetta.images import ImageError, file_digest, open_image
 from usetta.methods.recipe import Recipe, Result
 from usetta.models import Model
+from usetta.models.base import require_last_blocks
 from usetta.prompts import ClassPrompts
 from usetta.views import ViewRecipe, make_views
 
@@ -228,7 +229,7 @@ class EvalWorker:
         hidden = states.get(prepared.image)
         if prepared.task.needs_hidden and hidden is None:
             assert prepared.pixels is not None
-            hidden = self._model.hidden_states(prepared.pixels)
+            hidden = require_last_blocks(self._model).hidden_states(prepared.pixels)
         features = [each.to(self._device) for each in prepared.features if each is not None]
         return Episode(features[0], features[1] if len(features) > 1 else None, hidden)
 
