@@ -32,8 +32,8 @@ from usetta.batch.runner import BatchSettings, classify
 from usetta.data import Dataset
 from usetta.evaluate.runner import EvalSettings, evaluate
 from usetta.images import open_image
+from usetta.models.clip import random_model
 from usetta.models.config import CLIPConfig, TextConfig, ViTConfig
-from usetta.models.random_weights import random_model
 from usetta.views import ViewRecipe, make_views
 
 METHODS = ("clip", "se")

@@ -43,7 +43,7 @@ def random_weights(name: str = "ViT-B-16") -> Model:
     """A model whose answers mean nothing, which is no news here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return load_model(name, weights="random")
+        return load_model(name, weights="random", precision="fp32")
 
 
 def image(seed: int, size: tuple[int, int] = (500, 375)) -> bytes:

@@ -37,7 +37,7 @@ def measure(model_name: str, classes: int, repeat: int) -> dict[str, float]:
     """The ratios, by name."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = load_model(model_name, weights="random")
+        model = load_model(model_name, weights="random", precision="fp32")
     rng = np.random.default_rng(0)
     image = Image.fromarray(rng.integers(0, 256, (375, 500, 3), dtype=np.uint8))
     crops, mixed = (ViewRecipe(size=model.image_size, augmix=augmix) for augmix in (False, True))

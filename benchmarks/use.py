@@ -48,7 +48,7 @@ def load() -> CLIP:
     """The model; it says loudly that its weights are random, which is no news here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = load_model("ViT-B-16", weights="random")
+        model = load_model("ViT-B-16", weights="random", precision="fp32")
     assert isinstance(model, CLIP)
     return model
 

@@ -7,17 +7,28 @@ os.environ.setdefault("MPLBACKEND", "agg")
 if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores, so one thread each
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from usetta.models.clip import CLIP
+from usetta.models.clip import CLIP, random_model
 from usetta.models.config import CLIPConfig, TextConfig, ViTConfig
-from usetta.models.random_weights import random_model
 
 SHARED = Path(os.environ.get("USETTA_SHARED", Path(__file__).parents[2] / "shared"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def auto_is_fp32_on_the_cpu() -> Iterator[None]:
+    """`device="auto", precision="auto"` mean the same on every machine, because tests compare bits."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        patch.setattr(torch.backends.mps, "is_available", lambda: False)
+        patch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False, raising=False)
+        yield
 
 
 @pytest.fixture(scope="session")

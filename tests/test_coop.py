@@ -464,7 +464,7 @@ def killed(*arguments):
 
 train._loss = killed
 data = load_dataset(folder)
-train_context(load_model(model), [item.path for item in data], data.labels, data.classes, {recipe!r}, out=out)
+train_context(load_model(model, precision="fp32"), [item.path for item in data], data.labels, data.classes, {recipe!r}, out=out)
 """
 
 
@@ -481,7 +481,7 @@ def test_a_killed_process_loses_nothing(tiny_checkpoint: Path, folder: Path, tmp
     batch = random.randrange(2, 24)
     command = [sys.executable, "-c", PROGRAM.format(recipe=recipe), tiny_checkpoint, folder, out, str(batch)]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
-    model, said = load_model(str(tiny_checkpoint)), []
+    model, said = load_model(str(tiny_checkpoint), precision="fp32"), []
     context = train_context(model, *read_folder(folder), recipe, out=out, say=said.append)
     assert said == [f"{out}: the training goes on after epoch {batch // 2} of 12"]
     assert torch.equal(context, train_context(model, *read_folder(folder), recipe))

@@ -11,10 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from usetta import prompts as prompts_module
-from usetta.models.clip import CLIP, TextTransformer
+from usetta.models.clip import CLIP, TextTransformer, make_blocks, random_model
 from usetta.models.config import ARCHITECTURES, CLIPConfig, TextConfig, ViTConfig
-from usetta.models.random_weights import random_model
-from usetta.models.transformer import make_blocks
 from usetta.prompts import ClassPrompts
 
 VISION = ViTConfig(image_size=8, patch_size=8, width=8, layers=1, heads=1)

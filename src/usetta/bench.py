@@ -27,6 +27,7 @@ from usetta.evaluate.provenance import peak_memory
 from usetta.images import open_image
 from usetta.methods.recipe import Recipe
 from usetta.models import Model, load_model
+from usetta.models.base import require_last_blocks
 from usetta.prompts import ClassPrompts
 from usetta.report import paper
 from usetta.report.tables import Cell, Column, Table, TableRow
@@ -149,7 +150,7 @@ def class_names(count: int) -> list[str]:
 
 def _possible(model: Model, say: Callable[[str], object]) -> list[str]:
     try:
-        model.last_blocks()
+        require_last_blocks(model)
     except ValueError as error:
         say(f"without ttl: {error}")
         return [name for name in METHODS if name != "ttl"]

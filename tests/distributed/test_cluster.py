@@ -233,7 +233,7 @@ def test_a_driver_that_was_killed_continues(engine: RayEngine, dataset: Dataset,
     assert second.returncode == 1, second.stderr  # of the damaged image
     assert second.stdout.startswith("Accuracy, %"), "nothing but the table"
     assert rows(out) == 174
-    local = load_model(str(tmp_path)), [load_dataset(listed)]
+    local = load_model(str(tmp_path), precision="fp32"), [load_dataset(listed)]
     evaluate(*local, METHODS, tmp_path / "here", SETTING, seeds=(0, 1), batch_size=1)
     assert_close(content(out), content(tmp_path / "here"))
     with Store(out) as store:

@@ -13,9 +13,8 @@ from torch import Tensor
 from conftest import make_image
 from usetta.data.dataset import Dataset, Family
 from usetta.evaluate.store import ResultRow, ShownViews, Store
-from usetta.models.clip import CLIP
+from usetta.models.clip import CLIP, random_model
 from usetta.models.config import CLIPConfig, TextConfig, ViTConfig
-from usetta.models.random_weights import random_model
 
 TWELVE = ("clip", "mta", "zero", "se", "use", "tpt", "c-tpt", "r-tpt", "rlcf", "ttl", "tps", "sts")
 """The methods of the paper."""

@@ -42,6 +42,6 @@ def bench(
         if as_json:
             typer.echo(json.dumps({"job": asdict(job), **asdict(costs)}, indent=1))
             return
-        name = model if weights else load_model(model).name
+        name = model if weights else load_model(model, precision="fp32").name
         for table in (measuring.efficiency_table(costs, job, name), measuring.stages_table(costs)):
             Console().print(terminal(table))

@@ -247,9 +247,10 @@ def _measure(
 def _possible(item: "PaperItem", model: "Model") -> list[str]:
     """The methods of an item that a model can run; those it cannot are told."""
     from usetta import methods
+    from usetta.models.base import require_last_blocks
 
     try:
-        model.last_blocks()
+        require_last_blocks(model)
     except ValueError as error:
         without = [method for method in item.methods if methods.get(method).needs_hidden]
         if without:

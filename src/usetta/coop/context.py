@@ -23,8 +23,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from usetta import __version__
+from usetta.files import write_atomically
 from usetta.models.base import Model, ModelError, TextTower
-from usetta.models.package_files import write_atomically
 from usetta.prompts import DEFAULT_TEMPLATE
 
 Tensors = dict[str, Tensor]

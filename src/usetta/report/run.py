@@ -13,8 +13,8 @@ from typing import Any
 
 from usetta import methods as known
 from usetta.evaluate.store import Store
+from usetta.files import write_atomically
 from usetta.images import ImageError
-from usetta.models.package_files import write_atomically
 from usetta.report import illustrations
 from usetta.report.changes import AnswerChange, Changes, find_changes
 from usetta.report.html import fragment, in_plain_words, render, thumbnail

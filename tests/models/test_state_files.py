@@ -1,4 +1,4 @@
-"""TorchScript archives are read without running anything in them."""
+"""Files of tensors: what is no such file is an error, and nothing in a TorchScript archive is run."""
 
 import io
 import pickle
@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from usetta.models.base import ModelError
-from usetta.models.checkpoints import read_state
-from usetta.models.torchscript import is_torchscript, read_torchscript, scripted_activation
+from usetta.models.state_files import is_torchscript, read_state, read_torchscript, scripted_activation
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 
@@ -134,3 +133,39 @@ def test_cut_off_archive(tmp_path: Path) -> None:
     path.write_bytes(buffer.getvalue()[: len(buffer.getvalue()) // 2])
     with pytest.raises(ModelError, match=r"model\.pt"):
         read_state(path)
+
+
+# Files that are no weights
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.safetensors", b"\x00" * 100, "is damaged, perhaps cut off while downloading"),
+        ("a.safetensors", b"", "is damaged, perhaps cut off while downloading"),
+        ("a.pt", b"", r"a\.pt is damaged or not a file of weights"),
+        ("a.pt", b"hello", r"a\.pt is damaged or not a file of weights"),
+        ("a.pt", b"PK\x03\x04 cut off", r"a\.pt is damaged or not a file of weights"),
+        ("a.pt", b"<!DOCTYPE html><html></html>", r"a\.pt cannot be read as a plain file of tensors"),
+        ("a.pt", b"garbage" * 100, r"a\.pt cannot be read as a plain file of tensors"),
+        ("a.bin", pickle.dumps({"x": print}, protocol=2), r"a\.bin cannot be read as a plain file of tensors"),
+        ("a.bin", b"version https://git-lfs.github.com/spec/v1\noid sha256:1", "is a git-lfs pointer, not the weights"),
+    ],
+)
+def test_files_that_are_no_weights(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ModelError, match=message):
+        read_state(tmp_path / name)
+
+
+def test_no_state_dict(tmp_path: Path) -> None:
+    torch.save([1, 2], tmp_path / "list.pt")
+    with pytest.raises(ModelError, match=r"list\.pt holds no state dict"):
+        read_state(tmp_path / "list.pt")
+
+
+def test_missing_file_and_folder(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="does not exist"):
+        read_state(tmp_path / "no.pt")
+    with pytest.raises(ModelError, match="is not a file"):
+        read_state(tmp_path)

@@ -1,8 +1,9 @@
-"""Tensors out of a TorchScript archive without running anything in it.
+"""The tensors in a file of weights: safetensors, a pickle of tensors, or a TorchScript archive. Nothing in it is run.
 
-OpenAI published CLIP as TorchScript. `torch.jit.load` would compile and may run the code inside, and `torch.load`
-refuses such files, so this reads them as what they are: a zip with a pickled tree of modules and one entry per
-storage. The unpickler knows how to rebuild tensors and to hold attributes, and refuses every other name.
+A pickle is read with `weights_only=True`. OpenAI published CLIP as TorchScript: `torch.jit.load` would compile and may
+run the code inside, and `torch.load` refuses such files, so they are read here as what they are, a zip with a pickled
+tree of modules and one entry per storage. The unpickler knows how to rebuild tensors and to hold attributes, and
+refuses every other name.
 """
 
 import io
@@ -14,10 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from usetta.models.base import ModelError
 from usetta.models.config import Activation
+from usetta.models.layouts import State
 
 _DTYPES = {
     "DoubleStorage": torch.float64,
@@ -31,6 +35,48 @@ _DTYPES = {
     "ByteStorage": torch.uint8,
     "BoolStorage": torch.bool,
 }
+
+
+def read_state(path: Path) -> State:
+    """The state dict in a safetensors file, a pickle of tensors (nothing else is read) or a TorchScript archive."""
+    if not path.is_file():
+        raise ModelError(f"{path} does not exist" if not path.exists() else f"{path} is not a file")
+    try:
+        with path.open("rb") as file:
+            start = file.read(64)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read ({error.strerror})") from None
+    if start.startswith(b"version https://git-lfs"):
+        raise ModelError(f"{path} is a git-lfs pointer, not the weights: run `git lfs pull` where it came from")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        if is_torchscript(path):
+            return read_torchscript(path)
+        return _unwrap(torch.load(path, map_location="cpu", weights_only=True), path)
+    except SafetensorError as error:
+        raise ModelError(f"{path} is damaged, perhaps cut off while downloading ({error})") from None
+    except pickle.UnpicklingError:  # its message advises to load the file unsafely
+        raise ModelError(
+            f"{path} cannot be read as a plain file of tensors: it holds other objects, or is no file of weights at all"
+        ) from None
+    except ModelError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a damaged pickle makes PyTorch raise almost anything
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ModelError(f"{path} is damaged or not a file of weights ({reason})") from None
+
+
+def _unwrap(content: object, path: Path) -> State:
+    """The state dict proper: training checkpoints hold it under `state_dict`, with `module.` before every key."""
+    if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
+        content = content["state_dict"]
+    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise ModelError(f"{path} holds no state dict (a mapping of names to tensors)")
+    return {str(key).removeprefix("module."): value for key, value in content.items()}
+
+
+# --- TorchScript ------------------------------------------------------------------------------------------------------
 
 
 class _Module:
@@ -48,7 +94,7 @@ def is_torchscript(path: Path) -> bool:
         return any("/code/" in name or name.endswith("/constants.pkl") for name in archive.namelist())
 
 
-def read_torchscript(path: Path) -> dict[str, Tensor]:
+def read_torchscript(path: Path) -> State:
     """The parameters and buffers of the archive, on the CPU, under the names `state_dict()` would give them."""
     try:
         with zipfile.ZipFile(path) as archive:
@@ -67,7 +113,7 @@ def read_torchscript(path: Path) -> dict[str, Tensor]:
         RuntimeError,
     ) as error:
         raise ModelError(f"{path} is a damaged TorchScript archive, or holds more than tensors: {error}") from None
-    state: dict[str, Tensor] = {}
+    state: State = {}
     _collect(root, "", state)
     return state
 
@@ -81,7 +127,8 @@ def scripted_activation(path: Path) -> Activation | None:
     return "quick_gelu" if b"torch.sigmoid(" in code else None
 
 
-def _collect(module: object, prefix: str, state: dict[str, Tensor]) -> None:
+def _collect(module: object, prefix: str, state: State) -> None:
+    """Add the tensors of a module and its children to `state`."""
     for name, value in vars(module).items():
         if isinstance(value, Tensor):
             state[prefix + name] = value
