@@ -19,8 +19,7 @@ from torch import Tensor
 from usetta.batch.parts import Parts, PredictionRow, SeenKeys
 from usetta.batch.sources import BatchImage, images
 from usetta.classifier import Classifier, Prediction
-from usetta.distributed import Engine, Failed, LocalEngine
-from usetta.distributed.same_model import SameModel
+from usetta.distributed import Engine, Failed, LocalEngine, VerifiedLoader
 from usetta.images import ImageError
 from usetta.methods.recipe import Recipe
 from usetta.models import Model
@@ -113,7 +112,7 @@ def classify(
     if engine is not None:
         if load is None:
             raise ValueError("workers of an engine load their model themselves: say how by load")
-        make_worker = _BatchWorkerFactory(setting, SameModel(load, model.fingerprint))
+        make_worker = _BatchWorkerFactory(setting, VerifiedLoader(load, model.fingerprint))
     done = bad = before = 0
     with closing(SeenKeys()) as seen, Parts(out, setting.facts(model)) as parts:
         for source, key in parts.finished():
@@ -172,7 +171,7 @@ class _BatchWorkerFactory:
     """How a worker elsewhere comes by its hand; it travels."""
 
     setting: BatchSettings
-    load: SameModel
+    load: VerifiedLoader
 
     def __call__(self) -> BatchWorker:
         return BatchWorker(self.setting.classifier(self.load()), self.setting.top)

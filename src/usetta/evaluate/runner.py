@@ -19,8 +19,7 @@ from torch import Tensor
 from usetta import methods as known
 from usetta.coop import load_context, template_of
 from usetta.data import DataError, Dataset
-from usetta.distributed import Engine, Failed, LocalEngine
-from usetta.distributed.same_model import SameModel
+from usetta.distributed import Engine, Failed, LocalEngine, VerifiedLoader
 from usetta.episode import check
 from usetta.evaluate.features import FeatureCache
 from usetta.evaluate.orders import Asked, Order, OrderHand
@@ -193,8 +192,8 @@ class _EvalWorkerFactory:
     """How a worker elsewhere comes by its hand; it travels."""
 
     questions: Mapping[str, _Question]
-    load: SameModel
-    load_reward: SameModel | None
+    load: VerifiedLoader
+    load_reward: VerifiedLoader | None
     cache: Path | None
     threads: int
 
@@ -216,10 +215,10 @@ def _make_worker(
 ) -> _EvalWorkerFactory:
     if load is None or (reward is not None and load_reward is None):
         raise ValueError("workers of an engine load their models themselves: say how by load and load_reward")
-    judge = SameModel(load_reward, reward.fingerprint) if reward is not None and load_reward else None
+    judge = VerifiedLoader(load_reward, reward.fingerprint) if reward is not None and load_reward else None
     travelling = {each.dataset.name: each.without_images() for each in questions}
     return _EvalWorkerFactory(
-        travelling, SameModel(load, model.fingerprint), judge, cache and cache.absolute(), threads
+        travelling, VerifiedLoader(load, model.fingerprint), judge, cache and cache.absolute(), threads
     )
 
 
