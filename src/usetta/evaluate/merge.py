@@ -1,8 +1,8 @@
 """One run out of its shards: the stores that processes without Ray wrote, each for its share of the work.
 
-A sharded run keeps a store per process in `RUN/shards/RANK-of-WORLD`, because SQLite cannot be written to by several
-machines. Merging copies them into the store of `RUN`. It can be killed and repeated at any time, also while shards are
-still at work: a row that was copied is not copied again.
+A sharded run keeps a store per process in `RUN/shards/RANK-of-WORLD`, because several machines cannot write to one
+SQLite database. Merging copies them into the store of `RUN`. It can be killed and repeated at any time: a row that was
+copied is not copied again. Shards may still be at work only if they are on this machine.
 """
 
 import re
