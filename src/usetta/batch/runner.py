@@ -22,8 +22,7 @@ from usetta.adaptive import ADAPTIVE, Views
 from usetta.batch.parts import Parts, PredictionRow, SeenKeys
 from usetta.batch.sources import BatchImage, images
 from usetta.classifier import Classifier
-from usetta.distributed import Engine, Failed, LocalEngine
-from usetta.distributed.same_model import SameModel
+from usetta.distributed import Engine, Failed, LocalEngine, VerifiedLoader
 from usetta.images import ImageError
 from usetta.methods.recipe import Recipe
 from usetta.models import Model
@@ -129,8 +128,8 @@ def classify(
             raise ValueError("workers of an engine load their models themselves: pass load and load_reward_model")
         reward = None
         if reward_model is not None and load_reward_model:
-            reward = SameModel(load_reward_model, reward_model.fingerprint)
-        make_worker = _BatchWorkerFactory(settings, SameModel(load, model.fingerprint), reward)
+            reward = VerifiedLoader(load_reward_model, reward_model.fingerprint)
+        make_worker = _BatchWorkerFactory(settings, VerifiedLoader(load, model.fingerprint), reward)
     done = failed = before = 0
     with closing(SeenKeys()) as seen, Parts(out, settings.facts(model, reward_model)) as parts:
         for source, key in parts.finished():
@@ -209,8 +208,8 @@ class _BatchWorkerFactory:
     """Makes a worker where it works; it is pickled, so it holds settings, not models."""
 
     settings: BatchSettings
-    load: SameModel
-    load_reward_model: SameModel | None
+    load: VerifiedLoader
+    load_reward_model: VerifiedLoader | None
 
     def __call__(self) -> BatchWorker:
         reward_model = self.load_reward_model() if self.load_reward_model else None

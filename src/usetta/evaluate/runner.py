@@ -20,8 +20,7 @@ from usetta import methods as known_methods
 from usetta.adaptive import ADAPTIVE, Views, most_views
 from usetta.coop import load_context, template_of
 from usetta.data import DataError, Dataset
-from usetta.distributed import Engine, Failed, LocalEngine
-from usetta.distributed.same_model import SameModel
+from usetta.distributed import Engine, Failed, LocalEngine, VerifiedLoader
 from usetta.evaluate.run_log import RunLog, RunningAccuracy
 from usetta.evaluate.store import FailedImage, Store
 from usetta.evaluate.worker import DatasetJob, EvalWorker, Outcome, WorkImage, WorkItem
@@ -180,8 +179,8 @@ class _EvalWorkerFactory:
     """Makes a worker where it works; it is pickled, so it holds names and settings, not models."""
 
     jobs: Mapping[str, DatasetJob]
-    load: SameModel
-    load_reward_model: SameModel | None
+    load: VerifiedLoader
+    load_reward_model: VerifiedLoader | None
     cache: Path | None
     half: bool
     batch_size: int | None
@@ -209,10 +208,10 @@ def _worker_factory(
         raise ValueError("workers of an engine load their models themselves: pass load and load_reward_model")
     reward = None
     if reward_model is not None and load_reward_model:
-        reward = SameModel(load_reward_model, reward_model.fingerprint)
+        reward = VerifiedLoader(load_reward_model, reward_model.fingerprint)
     travelling = {name: job.without_images() for name, job in jobs.items()}
     folder = cache and cache.absolute()
-    same = SameModel(load, model.fingerprint)
+    same = VerifiedLoader(load, model.fingerprint)
     return _EvalWorkerFactory(travelling, same, reward, folder, settings.half_features, batch_size, threads)
 
 

@@ -228,6 +228,29 @@ class Store:
         query = "SELECT dataset, seed, method, COUNT(*) FROM results GROUP BY dataset, seed, method"
         return list(self._db.execute(query))
 
+    def kinds(self) -> list[str]:
+        """The kinds of facts that were written down."""
+        return [kind for (kind,) in self._db.execute("SELECT DISTINCT kind FROM facts ORDER BY kind")]
+
+    def copy_from(self, folder: Path) -> int:
+        """Copy the rows, views and failed images of another store, in one transaction; returns how many rows are new.
+
+        A row that is there already stays. The databases copy it among themselves, so that memory does not grow.
+        """
+        self._db.execute("ATTACH ? AS other", (str(folder / FILE),))
+        try:
+            with self._db:
+                new = self._db.execute("INSERT OR IGNORE INTO results SELECT * FROM other.results").rowcount
+                self._db.execute(
+                    "INSERT INTO seen SELECT * FROM other.seen WHERE true ON CONFLICT DO UPDATE "
+                    "SET views = excluded.views WHERE length(excluded.views) > length(views)"
+                )
+                self._db.execute("INSERT OR IGNORE INTO bad SELECT * FROM other.bad")
+                self._db.execute("DELETE FROM bad WHERE (dataset, image) IN (SELECT dataset, image FROM seen)")
+        finally:
+            self._db.execute("DETACH other")
+        return new
+
     def _select(self, names: Sequence[str], where: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         unknown = {*names, *where} - set(COLUMNS)
         if unknown:
