@@ -27,7 +27,7 @@ from usetta.coop import load_context
 from usetta.episode import Episode, answer, check, encode, encode_with_hidden
 from usetta.images import ImageError, ImageSource, image_id, open_image
 from usetta.methods.recipe import Recipe, Result
-from usetta.methods.select import confident_strong, keep_count, most_confident
+from usetta.methods.select import tuned_views
 from usetta.models import Model, load_model
 from usetta.progress import track
 from usetta.prompts import DEFAULT_TEMPLATE, ClassPrompts
@@ -310,7 +310,9 @@ class Classifier:
             zero_shot=result.weak_probs[i].cpu().numpy(),
             before=result.before[i].cpu().numpy() if recipe.tunes else None,
             skipped=skipped if recipe.tunes else None,
-            tuned_on=_tuned_on(recipe, result.entropies[i]) if recipe.tunes and not skipped else (),
+            tuned_on=tuple(tuned_views(recipe, result.entropies[i : i + 1])[0].tolist())
+            if recipe.tunes and not skipped
+            else (),
             entropies=result.entropies[i].cpu().numpy(),
             view_labels=tuple(self.classes[c] for c in result.view_labels[i].tolist()),
             chosen=tuple(result.chosen[i].tolist()),
@@ -318,15 +320,6 @@ class Classifier:
             beta=float(result.weights[i, 0]) if recipe.readout in _BLENDS else None,
             weights=result.weights[i].cpu().numpy(),
         )
-
-
-def _tuned_on(recipe: Recipe, entropies: torch.Tensor) -> tuple[int, ...]:
-    """The views that the loss of `recipe` looks at first, from the entropies (N,) before tuning."""
-    if recipe.select == "all":
-        return tuple(range(len(entropies)))
-    if recipe.select == "confident":
-        return tuple(most_confident(entropies, keep_count(len(entropies), recipe.rho)).tolist())
-    return 0, *confident_strong(entropies[None], recipe.rho)[0].tolist()
 
 
 def _is_one(images: object) -> bool:
