@@ -27,7 +27,7 @@ from usetta.episode import Episode, answer, check
 from usetta.feature_cache import FeatureCache
 from usetta.images import ImageError, ImageSource
 from usetta.methods.recipe import Recipe, Result
-from usetta.methods.select import confident_strong, keep_count, most_confident
+from usetta.methods.select import tuned_views
 from usetta.models import Model, load_model
 from usetta.pipeline import ImageRequest, Pipeline
 from usetta.prediction import Explanation, ImageOrigin, Prediction
@@ -105,7 +105,7 @@ class TextHead:
             zero_shot=result.weak_probs.numpy(),
             before=result.before.numpy() if recipe.tunes else None,
             skipped=skipped if recipe.tunes else None,
-            tuned_on=_tuned_on(recipe, result.entropies) if recipe.tunes and not skipped else (),
+            tuned_on=tuple(tuned_views(recipe, result.entropies[None])[0].tolist()) if recipe.tunes and not skipped else (),
             entropies=result.entropies.numpy(),
             view_labels=tuple(self.classes[c] for c in result.view_labels.tolist()),
             chosen=tuple(result.chosen.tolist()),
@@ -284,15 +284,6 @@ def _name(source: object) -> str:
     if isinstance(source, str | os.PathLike):
         return str(Path(source))
     return f"<{type(source).__name__}>"
-
-
-def _tuned_on(recipe: Recipe, entropies: torch.Tensor) -> tuple[int, ...]:
-    """The views that the loss of `recipe` looks at first, from the entropies (N,) before tuning."""
-    if recipe.select == "all":
-        return tuple(range(len(entropies)))
-    if recipe.select == "confident":
-        return tuple(most_confident(entropies, keep_count(len(entropies), recipe.rho)).tolist())
-    return 0, *confident_strong(entropies[None], recipe.rho)[0].tolist()
 
 
 def _is_one(images: object) -> bool:

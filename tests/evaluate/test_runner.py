@@ -325,7 +325,7 @@ def registered() -> Iterator[Recipe]:
     recipe = Recipe("own", "a recipe of our own", gamma=0.2)
     methods.register(recipe)
     yield recipe
-    del methods._METHODS["own"]
+    methods.METHODS.unregister("own")
 
 
 Change = Callable[[Path], dict[str, Any]]
@@ -337,7 +337,8 @@ def _context(folder: Path) -> dict[str, Any]:
 
 
 def _registered(folder: Path) -> dict[str, Any]:
-    methods._METHODS["own"] = replace(methods._METHODS["own"], gamma=0.3)
+    methods.METHODS.unregister("own")
+    methods.register(Recipe("own", "a recipe of our own", gamma=0.3))
     return {}
 
 
@@ -383,7 +384,8 @@ def test_a_run_that_was_begun_with_something_else_is_refused_and_left_as_it_is(
     with pytest.raises(StoreError, match=message):
         evaluate(used, [new, other], [*names, "se"], out, setting, **changed)
     assert _bytes(out) == before
-    methods._METHODS["own"] = registered
+    methods.METHODS.unregister("own")
+    methods.register(registered)
     assert evaluate(model, [things], names, out, SETTING).rows == 6
 
 
