@@ -2,9 +2,11 @@
 
 import json
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -126,3 +128,38 @@ def test_a_name_that_is_taken_is_refused() -> None:
     for name in ("Pets", "oxford-pets", "zoo2", "I"):
         with pytest.raises(ValueError, match=f"there is already a dataset called '{name}'"):
             register_dataset(NamedDataset(name, "Pets", "other", 1, 1, read_folder))
+
+
+CUB, USED = re.findall(
+    r"^```python\n(.*?)^```",
+    (Path(__file__).parents[2] / "docs" / "data.md")
+    .read_text(encoding="utf-8")
+    .partition("## Adding a named dataset")[2],
+    flags=re.DOTALL | re.MULTILINE,
+)
+
+
+def test_the_example_of_the_documentation_adds_a_dataset(tmp_path: Path) -> None:
+    assert len(CUB.splitlines()) <= 30
+    home = tmp_path / "CUB_200_2011"
+    put(home / "images", ["002.Laysan_Albatross/b.jpg", "001.Black_footed_Albatross/a.jpg"])
+    for file, content in {
+        "images.txt": "1 001.Black_footed_Albatross/a.jpg\n2 002.Laysan_Albatross/b.jpg\n3 002.Laysan_Albatross/c.jpg\n",
+        "image_class_labels.txt": "1 1\n2 2\n3 2\n",
+        "train_test_split.txt": "1 0\n2 0\n3 1\n",
+        "classes.txt": "1 001.Black_footed_Albatross\n2 002.Laysan_Albatross\n",
+    }.items():
+        (home / file).write_text(content)
+    space: dict[str, Any] = {}
+    exec(compile(CUB, "cub.py", "exec"), space)
+    try:
+        exec(compile(USED.replace("/data", str(tmp_path)), "data.md", "exec"), space)
+        absent = check(tmp_path / "CUB_200_2011", ["cub"])[0]
+    finally:
+        DATASETS.unregister("cub")
+    birds, report = space["birds"], space["report"]
+    assert birds.classes == ("Black footed Albatross", "Laysan Albatross")
+    assert (birds.ids, birds.labels) == (("001.Black_footed_Albatross/a.jpg", "002.Laysan_Albatross/b.jpg"), (0, 1))
+    assert (birds.augmix, birds[1].path.is_file()) == (True, True)
+    assert (report.state, report.problem) == ("incomplete", "2 images instead of 5,794; 2 classes instead of 200")
+    assert absent.state == "absent"

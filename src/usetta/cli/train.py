@@ -49,7 +49,7 @@ def coop_train(
         loaded = CachedImages(load_model(model), cache_dir() / "coop" / "features")
         say(f"model: {loaded.name}, up to {shots} images of each of {len(shown.classes)} classes")
         paths = [item.path for item in shown]
-        train_context(loaded, paths, shown.labels, shown.classes, recipe, out=out, say=say)
+        train_context(loaded, paths, shown.labels, shown.classes, recipe, out=out, log=say)
         losses = read_context_file(out)[0][LOSSES].tolist()
     say(f"loss: {losses[0]:.3f} in the first epoch, {losses[-1]:.3f} in the last")
     typer.echo(f"context: {out}")
