@@ -144,7 +144,7 @@ def test_the_example_of_the_documentation_adds_a_dataset(tmp_path: Path) -> None
     home = tmp_path / "CUB_200_2011"
     put(home / "images", ["002.Laysan_Albatross/b.jpg", "001.Black_footed_Albatross/a.jpg"])
     for file, content in {
-        "images.txt": "1 001.Black_footed_Albatross/a.jpg\n2 002.Laysan_Albatross/b.jpg\n3 002.Laysan_Albatross/c.jpg\n",
+        "images.txt": "1 001.Black_footed_Albatross/a.jpg\n2 002.Laysan_Albatross/b.jpg\n3 002.Laysan_Albatross/c\n",
         "image_class_labels.txt": "1 1\n2 2\n3 2\n",
         "train_test_split.txt": "1 0\n2 0\n3 1\n",
         "classes.txt": "1 001.Black_footed_Albatross\n2 002.Laysan_Albatross\n",
