@@ -11,7 +11,7 @@ help:
 	@echo "make demo    classify real images and write demo-report/index.html and report.html"
 	@echo "make test    run all tests            make quick   leave out the slow ones"
 	@echo "make browser Chromium for the tests of the web page, by apt-get as root"
-	@echo "make lint    ruff and mypy            make format  let ruff rewrite"
+	@echo "make lint    ruff, mypy, layers        make format  let ruff rewrite"
 	@echo "make bench   speed and memory         make docs    build the documentation in site/"
 	@echo "make setup   only the environment     make clean   remove it"
 
@@ -57,6 +57,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix .

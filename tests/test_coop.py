@@ -31,8 +31,8 @@ from usetta.coop import CoOpRecipe, load_context, save_context, template_for, te
 from usetta.coop.context import read_context_file
 from usetta.coop.shots import draw_shots, encode_shots, generator
 from usetta.data import load_dataset
+from usetta.feature_cache import FeatureCache
 from usetta.models import ModelError, load_model
-from usetta.models.cached import CachedImages
 from usetta.models.clip import CLIP, TextTransformer
 from usetta.prompts import ClassPrompts
 
@@ -452,6 +452,7 @@ PROGRAM = """
 import os, signal, sys
 from usetta.coop import CoOpRecipe, train, train_context
 from usetta.data import load_dataset
+from usetta.feature_cache import FeatureCache
 from usetta.models import load_model
 
 model, folder, out, batch = sys.argv[1:]
@@ -499,11 +500,14 @@ def test_a_finished_training_computes_nothing(
     assert out.stat().st_mtime_ns == written
 
 
-def test_views_that_were_encoded_are_not_encoded_again(tiny_model: CLIP, tmp_path: Path) -> None:
+def test_views_that_were_encoded_are_not_encoded_again(
+    tiny_model: CLIP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = learn(tiny_model)
     for _ in range(2):
-        assert torch.equal(learn(CachedImages(tiny_model, tmp_path / "features")), expected)
-    assert len(list((tmp_path / "features").iterdir())) == 18
+        with FeatureCache(tmp_path / "features") as cache:
+            assert torch.equal(learn(tiny_model, cache=cache), expected)
+        monkeypatch.setattr(tiny_model, "encode_images", None)  # the second time everything is in the cache
 
 
 @pytest.mark.parametrize("finished", [True, False])

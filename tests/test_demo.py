@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from conftest import make_image
 from report.pages import Page, leave_figures_empty
 from usetta import demo, methods
-from usetta.classifier import Explanation
 from usetta.cli import app
 from usetta.evaluate.store import Store
+from usetta.prediction import Explanation
 from usetta.report.html import in_plain_words, render
 
 SHOWN = ("folding chair", "horse chestnut", "spoonbill", "goose", "dung beetle")

@@ -16,7 +16,7 @@ from evaluate.runs import CLASSES, VIEWS, four_blocks
 from serve.conftest import running
 from usetta import methods
 from usetta.batch import run as bulk
-from usetta.classifier import Classifier, Prediction
+from usetta.classifier import Classifier
 from usetta.data.dataset import Dataset
 from usetta.distributed import RayEngine
 from usetta.evaluate.metrics import columns
@@ -25,6 +25,7 @@ from usetta.evaluate.store import Store
 from usetta.images import image_id, open_image
 from usetta.models import Model
 from usetta.models.clip import CLIP
+from usetta.prediction import Prediction
 from usetta.serve.settings import Settings
 
 METHODS = ("clip", "se", "mta", "zero", "tpt", "c-tpt", "r-tpt", "rlcf", "ttl", "tps", "sts", "use", "tpt+se")

@@ -14,17 +14,18 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from usetta import methods
-    from usetta.classifier import Classifier, Explanation, Prediction
+    from usetta.classifier import Classifier
     from usetta.images import ImageError
     from usetta.methods.recipe import Recipe
     from usetta.models import ModelError, list_models, load_model
+    from usetta.prediction import Explanation, Prediction
 
 _HOME = {
     "Classifier": "usetta.classifier",
-    "Explanation": "usetta.classifier",
+    "Explanation": "usetta.prediction",
     "ImageError": "usetta.images",
     "ModelError": "usetta.models",
-    "Prediction": "usetta.classifier",
+    "Prediction": "usetta.prediction",
     "Recipe": "usetta.methods.recipe",
     "list_models": "usetta.models",
     "load_model": "usetta.models",

@@ -13,15 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from usetta import methods as known_methods
-from usetta.classifier import Classifier, Explanation
-from usetta.data import Dataset, DatasetItem
+from usetta.classifier import TextHead
+from usetta.data import Dataset
 from usetta.evaluate.runner import EvalSettings, evaluate
 from usetta.evaluate.store import FILE, Store
-from usetta.images import open_image
-from usetta.methods.recipe import Recipe
+from usetta.feature_cache import FeatureCache
+from usetta.images import ImageError
 from usetta.models import Model
 from usetta.models.package_files import PackageFile, cache_dir, fetch
-from usetta.views import make_views
+from usetta.pipeline import ImageRequest, Pipeline
+from usetta.prediction import Explanation
+from usetta.views import ViewRecipe
+from usetta.views.show import as_bytes
 
 _FOOLBOX = "foolbox==3.3.4"
 _SKIMAGE = "scikit-image==0.26.0"
@@ -95,7 +98,7 @@ class DemoAnswers:
         return self.by_method[method].prediction.label == self.image.shows
 
 
-def images(say: Callable[[str], object]) -> Dataset:
+def demo_dataset(say: Callable[[str], object]) -> Dataset:
     """The images, fetched unless they are in the cache already."""
     folder = cache_dir() / "demo"
     for image in DEMO_IMAGES:
@@ -120,26 +123,41 @@ def measure(model: Model, dataset: Dataset, methods: Sequence[str], views: int, 
         if others:
             raise ValueError(f"{folder} holds a run on {', '.join(sorted(others))}; choose another folder with --out")
         (folder / FILE).unlink()
-    evaluate(model, [dataset], methods, folder, EvalSettings(views=views), batch_size=1)
+    evaluate(model, [dataset], methods, folder, EvalSettings(views=views), cache=_features())
 
 
 def answers(model: Model, dataset: Dataset, methods: Sequence[str], views: int) -> Iterator[DemoAnswers]:
-    """Every method on every image, with its reasons."""
-    classifier = _AsInRun(dataset.classes, model, views=views)
+    """Every method on every image, with its reasons, from the features of the run."""
+    head = TextHead(dataset.classes, model)
     recipes = [known_methods.get(method) for method in methods]
-    for image, item in zip(DEMO_IMAGES, dataset, strict=True):
-        explained = classifier.explain_item(item, recipes)
-        yield DemoAnswers(image, item.path, dict(zip(methods, explained, strict=True)))
+    for recipe in recipes:
+        head.check(recipe, views)
+    requests = (
+        ImageRequest(
+            str(item.path),
+            ViewRecipe(views=views, size=model.image_size),
+            id=item.id,
+            hidden=any(recipe.needs_hidden for recipe in recipes),
+            keep_pixels=True,
+            for_benchmark=True,
+        )
+        for item in dataset
+    )
+    with FeatureCache(_features()) as cache:
+        episodes = Pipeline(model, cache=cache).stream(requests)
+        for image, item, episode in zip(DEMO_IMAGES, dataset, episodes, strict=True):
+            if isinstance(episode, ImageError):
+                raise episode
+            assert episode.pixels is not None
+            shown = as_bytes(episode.pixels)
+            predictions = [head.predict(recipe, [episode], [str(item.path)])[0] for recipe in recipes]
+            explanations = [Explanation(p, recipe.name, shown) for p, recipe in zip(predictions, recipes, strict=True)]
+            yield DemoAnswers(image, item.path, dict(zip(methods, explanations, strict=True)))
 
 
-class _AsInRun(Classifier):
-    """Looks at an image of a dataset as a run does: views by the image's id."""
-
-    def explain_item(self, item: DatasetItem, recipes: Sequence[Recipe]) -> list[Explanation]:
-        pixels = make_views(open_image(item.path, for_benchmark=True), item.id, self._view_recipe)
-        seen = self._encode(pixels, weak=1, hidden=any(recipe.needs_hidden for recipe in recipes))
-        shown = pixels.permute(0, 2, 3, 1).numpy()
-        return [Explanation(self._answer([str(item.path)], [seen], each)[0], each.name, shown) for each in recipes]
+def _features() -> Path:
+    """Where features of the demonstration are kept, so that it is quick the second time."""
+    return cache_dir() / "demo" / "features"
 
 
 def write_pages(found: list[DemoAnswers], folder: Path, model: Model, views: int) -> Path:

@@ -1,101 +1,103 @@
-"""From the views of an image to the answer of a recipe: what a model says about the views, once, for every recipe.
-
-The weak view goes through the tower by itself, so its features are the same to the last bit whether or not there are
-other views. They are those of the image itself, which no method averages away, so a tower in int8 has fp32 for it.
-"""
+"""What a model sees in the views of one image, and what a recipe answers from it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
-from torch.nn.functional import interpolate
 
 from usetta.methods.recipe import Hidden, Recipe, Result, Reward, run
 from usetta.models import Model
-from usetta.models.base import encode_whole_images
+from usetta.models.base import last_blocks
 from usetta.prompts import DEFAULT_TEMPLATE, ClassPrompts
 
 
-@dataclass(frozen=True)
+@dataclass
 class Episode:
-    """The views of one image as the image tower sees them; episodes of further views of it can be added."""
+    """The views of one image as the towers see them, the weak view first. Episodes of further views can be added."""
 
     features: Tensor
     """(N, D)"""
-    judged: Tensor | None = None
-    """(N, D'): their features by the reward model, if there is one."""
+    reward_features: Tensor | None = None
+    """(N, D'): by the reward model, if there is one."""
     hidden: Tensor | None = None
     """(N, tokens, width): what enters the last blocks of the tower, if that is needed."""
+    pixels: Tensor | None = None
+    """(N, 3, S, S): the views themselves, if they were asked for."""
+    seconds: float = 0.0
+    """Time it took to open the image, to make its views and to encode them."""
+    encoded: bool = True
+    """Whether an image tower was needed; otherwise all features came out of the cache."""
+
+    def __len__(self) -> int:
+        return len(self.features)
 
     def __add__(self, more: "Episode") -> "Episode":
         features = torch.cat([self.features, more.features])
-        return Episode(features, _joined(self.judged, more.judged), _joined(self.hidden, more.hidden))
+        return Episode(
+            features,
+            _joined(self.reward_features, more.reward_features),
+            _joined(self.hidden, more.hidden),
+            _joined(self.pixels, more.pixels),
+            self.seconds + more.seconds,
+            self.encoded or more.encoded,
+        )
 
 
 def _joined(views: Tensor | None, more: Tensor | None) -> Tensor | None:
     return None if views is None or more is None else torch.cat([views, more])
 
 
-def encode(model: Model, pixels: Tensor, *, weak: int = 1) -> Tensor:
-    """Features (N, D) of views (N, 3, S, S), of any size, so many weak ones first."""
-    fitting = _resized(pixels, model.image_size)
-    return torch.cat([encode_whole_images(model, fitting[:weak]), model.encode_images(fitting[weak:])])
-
-
-def encode_together(model: Model, images: Sequence[Tensor]) -> list[Tensor]:
-    """Features (N, D) of the views of each of several images, whose views fill the batches of a GPU together.
-
-    The weak views make batches of their own, so that a method that looks at nothing else sees the same features.
-    """
-    fitting = [_resized(each, model.image_size) for each in images]
-    weak = encode_whole_images(model, torch.cat([each[:1] for each in fitting]))
-    strong = model.encode_images(torch.cat([each[1:] for each in fitting]))
-    others = torch.split(strong, [len(each) - 1 for each in fitting])
-    return [torch.cat([first[None], rest]) for first, rest in zip(weak, others, strict=True)]
-
-
-def encode_with_hidden(model: Model, pixels: Tensor) -> tuple[Tensor, Tensor]:
-    """Features (N, D) of views, and the hidden states (N, tokens, width) that they come from."""
-    states = torch.cat([model.hidden_states(pixels[:1]), model.hidden_states(pixels[1:])])
-    tail = model.last_blocks()
-    return torch.cat([tail.encode(states[:1]), tail.encode(states[1:])]), states
-
-
 def answer(
-    recipe: Recipe, episodes: Sequence[Episode], model: Model, prompts: ClassPrompts, words: ClassPrompts | None = None
+    recipe: Recipe,
+    episodes: Sequence[Episode],
+    model: Model,
+    prompts: ClassPrompts,
+    reward_prompts: ClassPrompts | None = None,
+) -> list[Result]:
+    """What `recipe` answers for each of several images: a result on the CPU, without the axis of the batch.
+
+    `reward_prompts` are the prompts for the reward model, if that is not the model itself.
+    """
+    results: dict[int, Result] = {}
+    for count in dict.fromkeys(map(len, episodes)):  # images with equally many views share tensors
+        rows = [row for row, episode in enumerate(episodes) if len(episode) == count]
+        batch = _answer_batch(recipe, [episodes[row] for row in rows], model, prompts, reward_prompts)
+        columns = [getattr(batch, column.name).cpu() for column in fields(Result)]
+        results |= {row: Result(*(column[i] for column in columns)) for i, row in enumerate(rows)}
+    return [results[row] for row in range(len(episodes))]
+
+
+def _answer_batch(
+    recipe: Recipe,
+    episodes: Sequence[Episode],
+    model: Model,
+    prompts: ClassPrompts,
+    reward_prompts: ClassPrompts | None,
 ) -> Result:
-    """What `recipe` says about images; `words` are the prompts as a reward model reads them, if not as the model."""
-    features = torch.stack([each.features for each in episodes])
-    states = [each.hidden for each in episodes if each.hidden is not None]
-    hidden = Hidden(model.last_blocks(), states) if recipe.needs_hidden else None
+    features = torch.stack([episode.features for episode in episodes])
+    hidden = None
+    if recipe.needs_hidden:
+        hidden = Hidden(last_blocks(model), [episode.hidden for episode in episodes if episode.hidden is not None])
     reward = None
     if recipe.loss == "reward":
-        judged = [each.features if each.judged is None else each.judged for each in episodes]
-        reward = Reward(torch.stack(judged), (words or prompts).features())
+        seen = [e.features if e.reward_features is None else e.reward_features for e in episodes]
+        reward = Reward(torch.stack(seen), (reward_prompts or prompts).features())
     result = run(recipe, features, prompts, model.logit_scale, reward=reward, hidden=hidden)
     if not torch.isfinite(result.probs).all():
-        raise ValueError(f"method '{recipe.name}' tuned until nothing but NaN was left; its settings are too large")
+        raise ValueError(f"method '{recipe.name}' diverged (NaN): lower its lr or its steps")
     return result
 
 
 def check(recipe: Recipe, model: Model, prompts: ClassPrompts, views: int) -> None:
-    """Tell what a recipe lacks before any image is read."""
+    """Refuse a recipe that this model, these prompts or so few views cannot run, before any image is read."""
     if views < 2 and not recipe.weak_only:
         raise ValueError(f"method '{recipe.name}' compares views, so it needs at least 2, not {views}")
     if recipe.needs_hidden:
-        model.last_blocks()
+        last_blocks(model)
     if recipe.needs_prompts:
         try:
             prompts.check_tunable()
         except ValueError as error:
             hint = f"give one template with words before the name, such as {DEFAULT_TEMPLATE!r}"
             raise ValueError(f"method '{recipe.name}' tunes the prompt, but {error}; {hint}") from error
-
-
-def _resized(pixels: Tensor, size: int) -> Tensor:
-    """Pixels (n, 3, size, size) of views: as they are if that is their size, else as float in 0..1."""
-    if pixels.shape[-1] == size:
-        return pixels
-    unit = pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels
-    return interpolate(unit, size=(size, size), mode="bicubic", antialias=True).clamp(0, 1)

@@ -1,10 +1,11 @@
 """Files that are either whole or not there, whatever happens while they are written.
 
 The content goes to a hidden file beside the target and takes its name at the end, which is one step for everybody who
-reads. A process that is killed leaves at most that hidden file behind.
+reads. A process that is killed leaves at most that hidden file behind. SQLite keeps the same promise by its own means.
 """
 
 import os
+import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -46,3 +47,12 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def connect(path: Path, *, threads: bool = False) -> sqlite3.Connection:
+    """An SQLite database that processes may share, and `threads` that take turns; it is created if it is absent."""
+    db = sqlite3.connect(path, timeout=60, check_same_thread=not threads)
+    with suppress(sqlite3.OperationalError):  # another process is switching it right now, and the switch is permanent
+        db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = NORMAL")
+    return db

@@ -49,6 +49,8 @@ class PredictionRow:
     beta: float | None = None
     skipped: bool | None = None
     """Whether tuning was left out; None where the method tunes nothing."""
+    views: int | None = None
+    """Views that were looked at."""
     error: str | None = None
     """Why there is no answer."""
 
@@ -164,7 +166,7 @@ class SeenKeys:
 def _schema() -> Any:
     """Columns as of `PredictionRow`."""
     pa = arrow("pyarrow")
-    kinds: dict[Any, Any] = {str: pa.string(), float: pa.float32(), bool: pa.bool_()}
+    kinds: dict[Any, Any] = {str: pa.string(), float: pa.float32(), bool: pa.bool_(), int: pa.int32()}
     kinds |= {tuple[str, ...]: pa.list_(pa.string()), tuple[float, ...]: pa.list_(pa.float32())}
     declared = {field.name: field.type for field in fields(PredictionRow)}
     return pa.schema([(name, kinds[getattr(kind, "__args__", (kind,))[0]]) for name, kind in declared.items()])

@@ -1,69 +1,77 @@
-"""Classify any number of images into a directory of Parquet files, by any engine, and go on where it was stopped.
+"""Classify any number of images into a directory of Parquet files, by any engine, and resume where it was stopped.
 
-An image is answered by itself, one after the other, and its random draws are keyed by its content, as everywhere in
-`Classifier`. So an answer depends on nothing but the image and the settings: not on the source it came from, nor on
-the images that travelled with it, on the worker or on the part that it is written to.
+Random draws are keyed by the content of an image, as everywhere in `Classifier`. So an answer depends on nothing but the
+image and the settings: not on the source it came from, nor on the images that travelled with it, on the worker or on
+the file that it is written to.
 """
 
 import hashlib
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
+from usetta.adaptive import ADAPTIVE, Views
 from usetta.batch.parts import Parts, PredictionRow, SeenKeys
 from usetta.batch.sources import BatchImage, images
-from usetta.classifier import Classifier, Prediction
+from usetta.classifier import Classifier
 from usetta.distributed import Engine, Failed, LocalEngine
 from usetta.distributed.same_model import SameModel
 from usetta.images import ImageError
 from usetta.methods.recipe import Recipe
 from usetta.models import Model
+from usetta.prediction import Prediction
 
-_AT_ONCE = 8
+_BATCH_IMAGES = 8
 """Images that travel together,"""
-_BYTES = 2**24
-"""as long as they bring no more bytes than this."""
+_BATCH_BYTES = 2**24
+"""as long as they carry no more bytes than this."""
 
 
 @dataclass(frozen=True, eq=False)
 class BatchSettings:
-    """What the answers depend on beside the model; it travels."""
+    """What the answers depend on beside the model; it is pickled for workers."""
 
     classes: tuple[str, ...]
     recipe: Recipe
     templates: tuple[str, ...]
     context: Tensor | None = None
-    views: int | Literal["adaptive"] = 64
+    views: Views = ADAPTIVE
     augmix: bool = False
     seed: int = 0
     top: int = 5
+    cache: Path | None = None
+    """Folder of a feature cache; answers do not depend on it."""
 
-    def classifier(self, model: Model) -> Classifier:
-        """What answers."""
+    def classifier(self, model: Model, reward_model: Model | None = None) -> Classifier:
+        """A classifier with these settings."""
         return Classifier(
             self.classes,
             model,
             self.recipe,
             templates=self.templates,
             context=self.context,
+            reward_model=reward_model,
             views=self.views,
             augmix=self.augmix,
             seed=self.seed,
+            cache=self.cache,
         )
 
-    def facts(self, model: Model) -> dict[str, Any]:
+    def facts(self, model: Model, reward_model: Model | None = None) -> dict[str, Any]:
         """Everything that an answer depends on, as plain values."""
         context = None
         if self.context is not None:
             context = hashlib.sha256(self.context.detach().cpu().double().numpy().tobytes()).hexdigest()
         recipe = {name: value for name, value in asdict(self.recipe).items() if name != "description"}
-        return {
+        facts = {
             "model": {"name": model.name, "fingerprint": model.fingerprint, "logit_scale": model.logit_scale},
             "precision": getattr(model, "precision", "fp32"),
             "method": recipe,
@@ -75,6 +83,9 @@ class BatchSettings:
             "top": self.top,
             "classes": list(self.classes),
         }
+        if reward_model is not None:
+            facts["reward_model"] = {"name": reward_model.name, "fingerprint": reward_model.fingerprint}
+        return facts
 
 
 @dataclass(frozen=True)
@@ -82,129 +93,141 @@ class BatchSummary:
     """What a call of `classify` did."""
 
     images: int
-    """That were classified, or tried."""
-    bad: int
-    """Of these, those that have no answer."""
+    """Images that were classified or tried."""
+    failed: int
+    """Those of them that have no answer."""
     before: int
-    """Images that were there already."""
+    """Images that had an answer already."""
     seconds: float
 
 
 def classify(
     model: Model,
-    setting: BatchSettings,
+    settings: BatchSettings,
     sources: Sequence[str],
     out: Path,
     *,
     column: str | None = None,
+    reward_model: Model | None = None,
     engine: Engine | None = None,
     load: Callable[[], Model] | None = None,
-    say: Callable[[str], object] = lambda text: None,
+    load_reward_model: Callable[[], Model] | None = None,
+    log: Callable[[str], object] = lambda text: None,
     period: float = 60,
 ) -> BatchSummary:
     """Classify the images of `sources` that the directory `out` lacks.
 
-    `engine`: where this is done, by default here; workers elsewhere get the model by `load`, which is pickled. Bad
-    images, and every `period` seconds how far it is, are told by `say`.
+    `engine`: where this is done, by default in this process; workers elsewhere get the models by `load` and
+    `load_reward_model`, which are pickled. Unreadable images, and the progress every `period` seconds, are reported by
+    `log`.
     """
-    started = told = time.monotonic()
-    classifier = setting.classifier(model)  # which checks the settings
-    make_worker: Callable[[], BatchWorker] = partial(BatchWorker, classifier, setting.top)
+    started = reported = time.monotonic()
+    classifier = settings.classifier(model, reward_model)  # which checks the settings
+    make_worker: Callable[[], BatchWorker] = partial(BatchWorker, classifier, settings.top)
     if engine is not None:
-        if load is None:
-            raise ValueError("workers of an engine load their model themselves: say how by load")
-        make_worker = _BatchWorkerFactory(setting, SameModel(load, model.fingerprint))
-    done = bad = before = 0
-    with closing(SeenKeys()) as seen, Parts(out, setting.facts(model)) as parts:
+        if load is None or (reward_model is not None and load_reward_model is None):
+            raise ValueError("workers of an engine load their models themselves: pass load and load_reward_model")
+        reward = None
+        if reward_model is not None and load_reward_model:
+            reward = SameModel(load_reward_model, reward_model.fingerprint)
+        make_worker = _BatchWorkerFactory(settings, SameModel(load, model.fingerprint), reward)
+    done = failed = before = 0
+    with closing(SeenKeys()) as seen, Parts(out, settings.facts(model, reward_model)) as parts:
         for source, key in parts.finished():
             before += seen.add(source, key)
         new = (image for image in images(sources, column) if seen.add(image.source, image.key))
         with closing((engine or LocalEngine()).run(make_worker, _batches(new))) as results:
-            for batch, found in results:
-                for row in _lost(batch, found) if isinstance(found, Failed) else found:
+            for batch, result in results:
+                for row in _failed_rows(batch, result) if isinstance(result, Failed) else result:
                     parts.add(row)
                     done += 1
                     if row.error is not None:
-                        bad += 1
-                        say(f"{row.source}: {row.key}: {row.error}")
-                if time.monotonic() - told >= period:
-                    told = time.monotonic()
-                    say(f"{done} images, {done / (told - started):.3g}/s, {bad} bad, {parts.rows} in {out}")
-    return BatchSummary(done, bad, before, time.monotonic() - started)
+                        failed += 1
+                        log(f"{row.source}: {row.key}: {row.error}")
+                if time.monotonic() - reported >= period:
+                    reported = time.monotonic()
+                    speed = done / (reported - started)
+                    log(f"{done} images, {speed:.3g}/s, {failed} failed, {parts.rows} in {out}")
+    return BatchSummary(done, failed, before, time.monotonic() - started)
 
 
 @dataclass(frozen=True)
-class Batch:
+class ImageBatch:
     """Images that travel together."""
 
     key: tuple[int, ...]
     images: tuple[BatchImage, ...]
 
-    def parts(self) -> list["Batch"]:
+    def parts(self) -> list["ImageBatch"]:
         """Its images, one by one."""
-        return [Batch((*self.key, i), (image,)) for i, image in enumerate(self.images)]
+        return [ImageBatch((*self.key, i), (image,)) for i, image in enumerate(self.images)]
 
 
 class BatchWorker:
-    """Answers batches."""
+    """Answers batches; the next images are fetched and opened while one is encoded."""
 
     def __init__(self, classifier: Classifier, top: int) -> None:
         self._classifier = classifier
         self._top = top
 
-    def run(self, batches: Iterable[Batch]) -> Generator[list[PredictionRow], None, None]:
-        """A row for each image of each batch."""
-        for batch in batches:
-            yield [self._row(image) for image in batch.images]
+    def run(self, batches: Iterable[ImageBatch]) -> Generator[list[PredictionRow], None, None]:
+        """A row for each image of each batch. Batches are taken ahead of their rows."""
+        taken: deque[ImageBatch] = deque()
 
-    def _row(self, image: BatchImage) -> PredictionRow:
-        try:
-            (answer,) = self._classifier.stream([image.read()])
-        except ImageError as error:
-            answer = error
+        def sources() -> Iterator[Callable[[], str | bytes]]:
+            for batch in batches:
+                taken.append(batch)
+                yield from (image.read for image in batch.images)
+
+        with closing(self._classifier.stream(sources())) as outcomes:
+            for first in outcomes:
+                batch = taken.popleft()
+                answers = [first, *islice(outcomes, len(batch.images) - 1)]
+                yield [self._row(image, answer) for image, answer in zip(batch.images, answers, strict=True)]
+
+    def _row(self, image: BatchImage, answer: Prediction | ImageError) -> PredictionRow:
         if isinstance(answer, ImageError):
             return PredictionRow(image.source, image.key, error=answer.reason)
-        return _told(image, answer, self._top)
+        labels, probabilities = zip(*answer.ranked(self._top), strict=True)
+        return PredictionRow(
+            image.source,
+            image.key,
+            label=answer.label,
+            confidence=answer.confidence,
+            top_labels=labels,
+            top_probabilities=probabilities,
+            zero_shot=answer.classes[int(answer.zero_shot.argmax())],
+            delta=answer.delta,
+            beta=answer.beta,
+            skipped=answer.skipped,
+            views=len(answer.entropies),
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class _BatchWorkerFactory:
-    """How a worker elsewhere comes by its hand; it travels."""
+    """Makes a worker where it works; it is pickled, so it holds settings, not models."""
 
-    setting: BatchSettings
+    settings: BatchSettings
     load: SameModel
+    load_reward_model: SameModel | None
 
     def __call__(self) -> BatchWorker:
-        return BatchWorker(self.setting.classifier(self.load()), self.setting.top)
+        reward_model = self.load_reward_model() if self.load_reward_model else None
+        return BatchWorker(self.settings.classifier(self.load(), reward_model), self.settings.top)
 
 
-def _batches(found: Iterable[BatchImage]) -> Iterator[Batch]:
-    number, some, size = 0, list[BatchImage](), 0
-    for image in found:
-        some.append(image)
+def _batches(stream: Iterable[BatchImage]) -> Iterator[ImageBatch]:
+    number, batch, size = 0, list[BatchImage](), 0
+    for image in stream:
+        batch.append(image)
         size += len(image.place) if isinstance(image.place, bytes) else 0
-        if len(some) == _AT_ONCE or size >= _BYTES:
-            yield Batch((number,), tuple(some))
-            number, some, size = number + 1, [], 0
-    if some:
-        yield Batch((number,), tuple(some))
+        if len(batch) == _BATCH_IMAGES or size >= _BATCH_BYTES:
+            yield ImageBatch((number,), tuple(batch))
+            number, batch, size = number + 1, [], 0
+    if batch:
+        yield ImageBatch((number,), tuple(batch))
 
 
-def _told(image: BatchImage, answer: Prediction, top: int) -> PredictionRow:
-    labels, probabilities = zip(*answer.ranked(top), strict=True)
-    return PredictionRow(
-        image.source,
-        image.key,
-        label=answer.label,
-        confidence=answer.confidence,
-        top_labels=labels,
-        top_probabilities=probabilities,
-        zero_shot=answer.classes[int(answer.zero_shot.argmax())],
-        delta=answer.delta,
-        beta=answer.beta,
-        skipped=answer.skipped,
-    )
-
-
-def _lost(batch: Batch, found: Failed) -> list[PredictionRow]:
-    return [PredictionRow(image.source, image.key, error=found.reason) for image in batch.images]
+def _failed_rows(batch: ImageBatch, failure: Failed) -> list[PredictionRow]:
+    return [PredictionRow(image.source, image.key, error=failure.reason) for image in batch.images]

@@ -11,11 +11,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from usetta import __version__
+
+if TYPE_CHECKING:
+    from usetta.adaptive import Views
+    from usetta.models import Model
 
 app = typer.Typer(
     name="usetta",
@@ -42,12 +46,20 @@ Method = Annotated[
 ]
 ModelName = Annotated[str, typer.Option("--model", help="A name from `usetta ls models`, a hub id or a weights file.")]
 Precision = Annotated[
-    str, typer.Option("--precision", help="Of the image tower: fp32, bf16, int8 (on a CPU) or fp16 (on a GPU).")
+    str,
+    typer.Option("--precision", help="Of the image encoder: auto, fp32, bf16, int8 (on a CPU) or fp16 (on a GPU)."),
 ]
-Device = Annotated[str | None, typer.Option("--device", help="Where the model computes: cpu (the default), cuda, mps.")]
+Device = Annotated[str, typer.Option("--device", help="Where the model computes: auto, cpu, cuda or mps.")]
 Compiled = Annotated[
-    bool, typer.Option("--compile", help="Let torch.compile translate the image tower, in a minute; not for int8.")
+    bool, typer.Option("--compile", help="Compile the image encoder, which takes about a minute; not for int8.")
 ]
+RewardModel = Annotated[
+    str | None, typer.Option("--reward-model", help="Model that rewards, for rlcf; by default the model itself.")
+]
+Cache = Annotated[
+    Path | None, typer.Option("--cache", help="Folder that keeps features of views, so that they are encoded once.")
+]
+Limit = Annotated[int | None, typer.Option("--limit", help="Evaluate at most N images per dataset.", min=1)]
 Templates = Annotated[
     list[str] | None,
     typer.Option(
@@ -56,8 +68,7 @@ Templates = Annotated[
         help="Text with {} for the class name; several make an ensemble, and 'ensemble' is the paper's.",
     ),
 ]
-Views = Annotated[int, typer.Option(help="Views per image, the image itself included.", min=1)]
-ViewsOrAdaptive = Annotated[
+ViewCount = Annotated[
     str, typer.Option("--views", help="Views per image, itself included; 'adaptive': up to 64, fewer if they agree.")
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the views.", min=0)]
@@ -94,6 +105,15 @@ def clear_errors() -> Iterator[None]:
         raise typer.Exit(2 if isinstance(error, ValueError) else 1) from error
 
 
+def read_views(text: str, least: int = 1) -> "Views":
+    """A number of views, or `adaptive`."""
+    if text == "adaptive":
+        return "adaptive"
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"--views is a number from 1 on, or 'adaptive', not {text!r}")
+    return max(int(text), least)
+
+
 def split(text: str) -> list[str]:
     """The parts of a list that is written with commas."""
     return [part.strip() for part in text.split(",") if part.strip()]
@@ -110,6 +130,11 @@ def read_seeds(text: str) -> tuple[int, ...]:
 def say(text: str) -> None:
     """One line to standard error; written so that it lands above a progress bar, which typer.echo does not."""
     sys.stderr.write(text + "\n")
+
+
+def described(model: "Model") -> str:
+    """A model with where and how it computes, which decides the last digits of its answers."""
+    return f"{model.name} ({getattr(model, 'device', 'cpu')}, {getattr(model, 'precision', 'fp32')})"
 
 
 def print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from usetta.cli.app import say
+from usetta.cli.app import described, say
 from usetta.cli.engines import answers_alone, for_workers
 
 if TYPE_CHECKING:
@@ -29,41 +29,44 @@ def refuse_without_out(sources: list[str]) -> None:
 def classify_to(
     out: Path,
     sources: list[str],
-    setting: "BatchSettings",
+    settings: "BatchSettings",
     context: Path | None,
     load: "Callable[..., Model]",
+    load_reward: "Callable[..., Model] | None",
     engine: "RayEngine | None",
     column: str | None,
 ) -> None:
-    """Classify into a directory; bad images are told and counted, and the exit code is then 1."""
+    """Classify into a directory; unreadable images are reported and counted, and the exit code is then 1."""
     from usetta.batch.runner import classify
     from usetta.batch.sources import check
     from usetta.coop import load_context
 
     check(sources)
-    model = load()
-    say(f"model: {model.name}")
+    model, reward_model = load(), load_reward() if load_reward else None
+    say(f"model: {described(model)}")
     if context:
-        setting = replace(setting, context=load_context(context, model))
+        settings = replace(settings, context=load_context(context, model))
     try:
         with answers_alone():
             done = classify(
                 model,
-                setting,
+                settings,
                 sources,
                 out,
                 column=column,
+                reward_model=reward_model,
                 engine=engine,
                 load=for_workers(load, engine.gpus if engine else 0),
-                say=say,
+                load_reward_model=for_workers(load_reward, engine.gpus if engine else 0) if load_reward else None,
+                log=say,
                 period=5 if sys.stderr.isatty() else 60,
             )
     except KeyboardInterrupt:
-        say(f"usetta: stopped; what was computed is in {out}, and the same command goes on")
+        say(f"usetta: stopped; what was computed is in {out}; rerun the same command to resume")
         raise typer.Exit(130) from None
     if not done.images + done.before:
         raise ValueError(f"no images in {', '.join(sources)}")
     say(f"{done.images} images in {done.seconds:.0f} s, {done.before} were there already: {out}")
-    if done.bad:
-        say(f"usetta: {done.bad} of {done.images} images could not be read")
+    if done.failed:
+        say(f"usetta: {done.failed} of {done.images} images could not be read")
         raise typer.Exit(1)

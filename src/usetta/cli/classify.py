@@ -3,14 +3,16 @@
 import csv
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from usetta.cli.app import (
     AsJson,
     AugMix,
+    Cache,
     Classes,
     Compiled,
     ContextFile,
@@ -18,12 +20,15 @@ from usetta.cli.app import (
     Method,
     ModelName,
     Precision,
+    RewardModel,
     Seed,
     Templates,
-    ViewsOrAdaptive,
+    ViewCount,
     app,
     clear_errors,
+    described,
     print_rows,
+    read_views,
     say,
 )
 from usetta.cli.batch import classify_to, refuse_without_out
@@ -34,8 +39,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from usetta.batch.runner import BatchSettings
-    from usetta.classifier import Classifier, Prediction
+    from usetta.classifier import Classifier
     from usetta.models import Model
+    from usetta.prediction import Prediction
 
 
 @app.command()
@@ -50,12 +56,13 @@ def classify(
     classes: Classes,
     method: Method = "se",
     model: ModelName = "auto",
-    precision: Precision = "fp32",
-    device: Device = None,
+    precision: Precision = "auto",
+    device: Device = "auto",
     compiled: Compiled = False,
     template: Templates = None,
     context: ContextFile = None,
-    views: ViewsOrAdaptive = "64",
+    reward_model: RewardModel = None,
+    views: ViewCount = "adaptive",
     seed: Seed = 0,
     augmix: AugMix = False,
     top: Annotated[int, typer.Option(help="How many classes to name per image in JSON.", min=1)] = 5,
@@ -65,17 +72,22 @@ def classify(
         Path | None, typer.Option("--out", "-o", help="Directory of Parquet files; the same command continues it.")
     ] = None,
     column: Annotated[str | None, typer.Option(help="Column of Parquet files that holds paths or bytes.")] = None,
+    cache: Cache = None,
     engine: EngineName = "local",
     address: Address = "auto",
     workers: Workers = None,
     cpus_per_worker: CpusPerWorker = 1,
     gpus_per_worker: GpusPerWorker = 0,
 ) -> None:
-    """Classify images. A bad image is reported and skipped; the exit code is then 1.
+    """Classify images. Unreadable images are reported and skipped; the exit code is then 1.
 
     With --out, answers go to Parquet files instead of standard output, and work may be done on a cluster.
     """
+    from usetta import methods
+    from usetta.batch.runner import BatchSettings
+    from usetta.coop import template_of
     from usetta.images import ImageError, find_images
+    from usetta.prompts import DEFAULT_TEMPLATE
 
     if as_json and as_csv:
         raise typer.BadParameter("choose one of --json and --csv")
@@ -83,10 +95,20 @@ def classify(
         raise typer.BadParameter("--out writes Parquet; leave --json and --csv out")
     with clear_errors():
         where = read_engine(engine, address, workers, cpus_per_worker, gpus_per_worker)
-        load = loader(model, precision=precision, device=device, compiled=compiled)
+        computing = {"precision": precision, "device": device, "compiled": compiled}
+        load, load_reward = loader(model, **computing), loader(reward_model, **computing) if reward_model else None
+        asked = BatchSettings(
+            tuple(_read_classes(classes)),  # before the slow part, so that a typo is reported at once
+            methods.get(method),
+            tuple(template or [template_of(context) if context else DEFAULT_TEMPLATE]),
+            views=read_views(views),
+            augmix=augmix,
+            seed=seed,
+            top=top,
+            cache=cache,
+        )
         if out is not None:
-            setting = _setting(classes, method, template, context, _views(views), seed, augmix, top)
-            classify_to(out, paths, setting, context, load, where, column)
+            classify_to(out, paths, asked, context, load, load_reward, where, column)
             return
         if where is not None:
             raise ValueError("answers from a cluster go to files: say where with --out DIR")
@@ -95,7 +117,7 @@ def classify(
             images = find_images(paths)
         except ImageError as error:
             raise ValueError(str(error)) from error
-        classifier = _classifier(classes, method, load, template, context, _views(views), seed, augmix)
+        classifier = _classifier(asked, context, load, load_reward)
     write = _json_writer(top) if as_json else _csv_writer() if as_csv else _text_writer(images)
     failed = 0
     with clear_errors():
@@ -117,18 +139,23 @@ def explain(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Figure to write (.png, .svg, .pdf).")] = None,
     method: Method = "se",
     model: ModelName = "auto",
-    precision: Precision = "fp32",
-    device: Device = None,
+    precision: Precision = "auto",
+    device: Device = "auto",
     template: Templates = None,
     context: ContextFile = None,
-    views: ViewsOrAdaptive = "64",
+    reward_model: RewardModel = None,
+    views: ViewCount = "adaptive",
     seed: Seed = 0,
     augmix: AugMix = False,
     shown: Annotated[int, typer.Option(help="How many strong views the figure shows.", min=1)] = 24,
     as_json: AsJson = False,
 ) -> None:
     """Show why an image got its answer: its views by confidence, the chosen ones, zero-shot against the method."""
+    from usetta import methods
+    from usetta.batch.runner import BatchSettings
+    from usetta.coop import template_of
     from usetta.images import open_image
+    from usetta.prompts import DEFAULT_TEMPLATE
 
     target = out or path.with_name(f"{path.stem}-explained.png")
     with clear_errors():
@@ -137,8 +164,17 @@ def explain(
             raise ValueError(f"cannot write a figure as {target.name!r}: use .png, .svg, .pdf or .jpg")
         if not target.parent.is_dir():
             raise ValueError(f"no folder {str(target.parent)!r} to write the figure to")
-        load = loader(model, precision=precision, device=device)
-        classifier = _classifier(classes, method, load, template, context, _views(views, least=2), seed, augmix)
+        computing = {"precision": precision, "device": device}
+        load, load_reward = loader(model, **computing), loader(reward_model, **computing) if reward_model else None
+        asked = BatchSettings(
+            tuple(_read_classes(classes)),
+            methods.get(method),
+            tuple(template or [template_of(context) if context else DEFAULT_TEMPLATE]),
+            views=read_views(views, least=2),
+            augmix=augmix,
+            seed=seed,
+        )
+        classifier = _classifier(asked, context, load, load_reward)
         explanation = classifier.explain(image)
         explanation.save(target, shown)
     if as_json:
@@ -160,13 +196,11 @@ def demo(
     from usetta import demo as demonstration
     from usetta import methods as known_methods
     from usetta.models import load_model
-    from usetta.models.cached import CachedImages
-    from usetta.models.package_files import cache_dir
 
     with clear_errors():
         names = list(dict.fromkeys(known_methods.get(name).name for name in methods.split(",")))
-        images = demonstration.images(say)
-        loaded = CachedImages(load_model(model), cache_dir() / "demo" / "features")
+        images = demonstration.demo_dataset(say)
+        loaded = load_model(model, precision="fp32")
         say(f"model: {loaded.name}, {views} views of each of {len(images)} images")
         demonstration.measure(loaded, images, names, views, out / "run")
         found = list(demonstration.answers(loaded, images, names, views))
@@ -191,55 +225,17 @@ def demo(
 
 
 def _classifier(
-    classes: str,
-    method: str,
+    asked: "BatchSettings",
+    context: Path | None,
     load: "Callable[[], Model]",
-    template: list[str] | None,
-    context: Path | None,
-    views: "int | Literal['adaptive']",
-    seed: int,
-    augmix: bool,
+    load_reward: "Callable[[], Model] | None",
 ) -> "Classifier":
-    from usetta import methods
-    from usetta.classifier import Classifier
-    from usetta.coop import template_of
-    from usetta.prompts import DEFAULT_TEMPLATE
+    from usetta.coop import load_context
 
-    names, recipe = _read_classes(classes), methods.get(method)  # before the slow part, so that a typo is told at once
-    templates = template or (template_of(context) if context else DEFAULT_TEMPLATE)
-    loaded = load()
-    say(f"model: {loaded.name}")
-    return Classifier(
-        names, loaded, recipe, templates=templates, context=context, views=views, seed=seed, augmix=augmix
-    )
-
-
-def _setting(
-    classes: str,
-    method: str,
-    template: list[str] | None,
-    context: Path | None,
-    views: "int | Literal['adaptive']",
-    seed: int,
-    augmix: bool,
-    top: int,
-) -> "BatchSettings":
-    from usetta import methods
-    from usetta.batch.runner import BatchSettings
-    from usetta.coop import template_of
-    from usetta.prompts import DEFAULT_TEMPLATE
-
-    templates = tuple(template or [template_of(context) if context else DEFAULT_TEMPLATE])
-    names = tuple(_read_classes(classes))
-    return BatchSettings(names, methods.get(method), templates, views=views, augmix=augmix, seed=seed, top=top)
-
-
-def _views(text: str, least: int = 1) -> "int | Literal['adaptive']":
-    if text == "adaptive":
-        return "adaptive"
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"--views is a number from 1 on, or 'adaptive', not {text!r}")
-    return max(int(text), least)
+    model = load()
+    say(f"model: {described(model)}")
+    settings = replace(asked, context=load_context(context, model) if context else None)
+    return settings.classifier(model, load_reward() if load_reward else None)
 
 
 def _read_classes(classes: str) -> list[str]:

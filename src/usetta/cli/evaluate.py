@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from usetta.cli.app import ContextFile, Device, Precision, app, clear_errors, print_rows, read_seeds, say
+from usetta.cli.app import Cache, ContextFile, Device, Limit, Precision, app, clear_errors, print_rows, read_seeds, say
 from usetta.cli.engines import loader
 
 if TYPE_CHECKING:
@@ -77,21 +77,19 @@ def reproduce(
     data: Annotated[Path | None, typer.Option("--data", help="Folder of the datasets.", envvar="USETTA_DATA")] = None,
     model: Annotated[str | None, typer.Option("--model", help="Another model than the paper's.")] = None,
     precision: Precision = "fp32",
-    device: Device = None,
+    device: Device = "auto",
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Directory of the run; by default one in runs/ for each model.")
     ] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds of the views, such as 0,1,2; by default two.")] = None,
-    images: Annotated[
-        int | None, typer.Option(help="Only so many images of each dataset, evenly spread.", min=1)
-    ] = None,
+    limit: Limit = None,
     context: ContextFile = None,
-    cache: Annotated[Path | None, typer.Option(help="Folder that keeps features of views.")] = None,
+    cache: Cache = None,
     shape: Format = "terminal",
 ) -> None:
     """Measure what a table or figure of the paper needs, and show it beside the paper's numbers.
 
-    Datasets that are not there are left out and named. Stopped, the same command goes on.
+    Datasets that are not there are left out and named. Rerun the same command to resume.
     """
     from usetta.evaluate.store import Store
     from usetta.report import reproduce as paper
@@ -117,8 +115,8 @@ def reproduce(
             folder = _folder(item, each, out, alone=len(models) == 1)
             if sets:
                 load = loader(each, precision=precision, device=device)
-                done = _measure(item, sets, load, folder, numbers, images, context, cache)
-                bad += done.bad if done else 0
+                done = _measure(item, sets, load, folder, numbers, limit, context, cache)
+                bad += done.failed if done else 0
             with Store(folder, create=False) as store:
                 drawn &= _show(item, store, shape)
     if bad:
@@ -210,7 +208,7 @@ def _measure(
     load: "Callable[[], Model]",
     out: Path,
     seeds: tuple[int, ...],
-    images: int | None,
+    limit: int | None,
     context: Path | None,
     cache: Path | None,
 ) -> "EvalSummary | None":
@@ -219,7 +217,7 @@ def _measure(
     from usetta.evaluate.store import FILE, Store
     from usetta.report.reproduce import needed
 
-    sizes = {each.name: min(len(each), images or len(each)) for each in sets}
+    sizes = {each.name: min(len(each), limit or len(each)) for each in sets}
     if (out / FILE).is_file():
         with Store(out) as store:
             missing = needed(item, store, seeds=seeds, images=sizes)
@@ -236,12 +234,12 @@ def _measure(
             out,
             EvalSettings(templates=item.templates, context=context),
             seeds=seeds,
-            images=images,
+            limit=limit,
             cache=cache,
-            say=say,
+            log=say,
         )
     except KeyboardInterrupt:
-        say(f"usetta: stopped; what was computed is in {out}, and the same command goes on")
+        say(f"usetta: stopped; what was computed is in {out}, rerun the same command to resume")
         raise typer.Exit(130) from None
 
 

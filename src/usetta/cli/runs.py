@@ -6,16 +6,21 @@ from typing import Annotated
 import typer
 
 from usetta.cli.app import (
+    Cache,
     Compiled,
     ContextFile,
     Device,
+    Limit,
     ModelName,
     Precision,
+    RewardModel,
     Templates,
-    Views,
+    ViewCount,
     app,
     clear_errors,
+    described,
     read_seeds,
+    read_views,
     say,
     split,
 )
@@ -44,23 +49,24 @@ def evaluate(
     methods: Annotated[str, typer.Option("--methods", "-m", help="Methods to compare.")] = "clip,se,use",
     model: ModelName = "auto",
     precision: Precision = "fp32",
-    device: Device = None,
+    device: Device = "auto",
     compiled: Compiled = False,
     seeds: Annotated[str, typer.Option(help="Seeds of the views.")] = "0",
     template: Templates = None,
     context: ContextFile = None,
-    reward: Annotated[str | None, typer.Option(help="Model that judges for rlcf; by default the model itself.")] = None,
-    views: Views = 64,
+    reward_model: RewardModel = None,
+    views: ViewCount = "64",
     augmix: Annotated[
         bool | None, typer.Option("--augmix/--no-augmix", help="AugMix, or crops only; by default as in the paper.")
     ] = None,
-    images: Annotated[
-        int | None, typer.Option(help="Only so many images of each dataset, evenly spread.", min=1)
+    limit: Limit = None,
+    cache: Cache = None,
+    half_features: Annotated[
+        bool, typer.Option("--half-features", help="Round features to half precision: half the space in the cache.")
+    ] = False,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Images that go through a method together; default: 1 on a CPU, else 8.", min=1)
     ] = None,
-    cache: Annotated[
-        Path | None, typer.Option(help="Folder that keeps features of views, for runs with other methods.")
-    ] = None,
-    batch_size: Annotated[int, typer.Option(help="Images that go through a method together.", min=1)] = 8,
     threads: Annotated[int, typer.Option(help="Threads that decode images and make views.", min=1)] = 2,
     engine: EngineName = "local",
     address: Address = "auto",
@@ -68,9 +74,9 @@ def evaluate(
     cpus_per_worker: CpusPerWorker = 1,
     gpus_per_worker: GpusPerWorker = 0,
 ) -> None:
-    """Measure methods on datasets, and print a table. Stopped, the same command goes on; more can be added to it.
+    """Measure methods on datasets, and print a table. Rerun the same command to resume, or with more methods to add them.
 
-    Bad images are reported and left out; the exit code is then 1.
+    Unreadable images are reported and left out; the exit code is then 1.
     """
     from rich.console import Console
 
@@ -86,9 +92,11 @@ def evaluate(
         numbers = read_seeds(seeds)
         where = read_engine(engine, address, workers, cpus_per_worker, gpus_per_worker)
         computing = {"precision": precision, "device": device, "compiled": compiled}
-        load, load_reward = loader(model, **computing), loader(reward, **computing) if reward else None
-        loaded, judge = load(), load_reward() if load_reward else None
-        say(f"model: {loaded.name}, {', '.join(f'{each.name} ({len(each)} images)' for each in sets)}")
+        load, load_reward = loader(model, **computing), loader(reward_model, **computing) if reward_model else None
+        settings = EvalSettings(read_views(views), tuple(template or ()), context, augmix, half_features)
+        loaded, loaded_reward = load(), load_reward() if load_reward else None
+        sizes = ", ".join(f"{dataset.name} ({len(dataset)} images)" for dataset in sets)
+        say(f"model: {described(loaded)}; {sizes}")
         try:
             with answers_alone():
                 done = run(
@@ -96,24 +104,24 @@ def evaluate(
                     sets,
                     split(methods),
                     out,
-                    EvalSettings(views=views, templates=tuple(template or ()), context=context, augmix=augmix),
+                    settings,
                     seeds=numbers,
-                    images=images,
-                    reward=judge,
+                    limit=limit,
+                    reward_model=loaded_reward,
                     cache=cache,
                     batch_size=batch_size,
                     threads=threads,
                     engine=where,
                     load=for_workers(load, gpus_per_worker),
-                    load_reward=for_workers(load_reward, gpus_per_worker) if load_reward else None,
-                    say=say,
+                    load_reward_model=for_workers(load_reward, gpus_per_worker) if load_reward else None,
+                    log=say,
                 )
         except KeyboardInterrupt:
-            say(f"usetta: stopped; what was computed is in {out}, and the same command goes on")
+            say(f"usetta: stopped; what was computed is in {out}, rerun the same command to resume")
             raise typer.Exit(130) from None
         say(f"{done.images} images in {done.seconds:.0f} s, {done.encoded} of them through the image tower")
         with Store(out, create=False) as store:
             Console().print(terminal(accuracy_table(store)))
-    if done.bad:
-        say(f"usetta: {done.bad} images could not be read and are left out")
+    if done.failed:
+        say(f"usetta: {done.failed} images could not be read and are left out")
         raise typer.Exit(1)

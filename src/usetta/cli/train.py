@@ -24,12 +24,12 @@ def coop_train(
     init: Annotated[str, typer.Option(help="Start 'random' or from the 'words' of the template.")] = "random",
     seed: Annotated[int, typer.Option(help="Seed of shots, views and batches.", min=0)] = 0,
 ) -> None:
-    """Learn a context for the prompts from a few labelled images. Stopped, the same command goes on."""
+    """Learn a context for the prompts from a few labelled images. Rerun the same command to resume."""
     from usetta.coop import CoOpRecipe, train_context
     from usetta.coop.context import LOSSES, read_context_file
     from usetta.data import load_dataset
+    from usetta.feature_cache import FeatureCache
     from usetta.models import load_model
-    from usetta.models.cached import CachedImages
     from usetta.models.package_files import cache_dir
 
     with clear_errors():
@@ -46,10 +46,11 @@ def coop_train(
         shown = load_dataset(folder)
         if shown.labels is None:
             raise ValueError(f"the images of {folder} have no labels to learn from")
-        loaded = CachedImages(load_model(model), cache_dir() / "coop" / "features")
+        loaded = load_model(model, precision="fp32")
         say(f"model: {loaded.name}, up to {shots} images of each of {len(shown.classes)} classes")
         paths = [item.path for item in shown]
-        train_context(loaded, paths, shown.labels, shown.classes, recipe, out=out, log=say)
+        with FeatureCache(cache_dir() / "coop" / "features") as cache:
+            train_context(loaded, paths, shown.labels, shown.classes, recipe, out=out, log=say, cache=cache)
         losses = read_context_file(out)[0][LOSSES].tolist()
     say(f"loss: {losses[0]:.3f} in the first epoch, {losses[-1]:.3f} in the last")
     typer.echo(f"context: {out}")

@@ -12,10 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from usetta.feature_cache import FeatureCache
 from usetta.images import ImageError, ImageSource, image_id, open_image
 from usetta.models.base import Model
+from usetta.pipeline import ImageRequest, Pipeline
 from usetta.progress import track
-from usetta.views import ViewRecipe, make_views
+from usetta.views import ViewRecipe
 
 
 @dataclass(frozen=True)
@@ -66,11 +68,15 @@ def draw_shots(
     return shots
 
 
-def encode_shots(model: Model, shots: Sequence[Shot], views: int, seed: int, progress: bool | None) -> Tensor:
+def encode_shots(
+    model: Model, shots: Sequence[Shot], views: int, seed: int, progress: bool | None, cache: FeatureCache | None = None
+) -> Tensor:
     """Features (n, V, D) of the weak view and V - 1 random crops, half of them flipped, of each image."""
     recipe = ViewRecipe(views=views, size=model.image_size, seed=seed)
-    rows = [
-        model.encode_images(make_views(open_image(shot.image), shot.id, recipe))
-        for shot in track(shots, len(shots), "Encoding", progress)
-    ]
+    episodes = Pipeline(model, cache=cache).stream(ImageRequest(shot.image, recipe, id=shot.id) for shot in shots)
+    rows = []
+    for episode in track(episodes, len(shots), "Encoding", progress):
+        if isinstance(episode, ImageError):  # it was opened before, when the shots were drawn
+            raise episode
+        rows.append(episode.features)
     return torch.stack(rows)

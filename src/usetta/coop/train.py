@@ -22,6 +22,7 @@ from torch.nn.functional import cross_entropy
 
 from usetta.coop.context import CONTEXT, LOSSES, MOMENTUM, START, read_context_file, save_context, start_token
 from usetta.coop.shots import Shot, draw_shots, encode_shots, generator
+from usetta.feature_cache import FeatureCache
 from usetta.images import ImageSource
 from usetta.models.base import Model, ModelError
 from usetta.progress import track
@@ -99,14 +100,14 @@ def train_context(
     out: str | PathLike[str] | None = None,
     log: Callable[[str], object] = warnings.warn,
     progress: bool | None = None,
+    cache: FeatureCache | None = None,
 ) -> Tensor:
     """The context (n, W) that separates `classes` best on shots of `images`; `labels` are positions in `classes`.
 
     out: the file to write after every epoch. If it exists, this training continues from it, or is finished already;
     a file of another training is never overwritten.
     log: called with a line about each image that cannot be read and is left out, and about where a training continues.
-
-    Views are encoded anew by every call, unless `model` remembers them (`models.cached.CachedImages`).
+    cache: keeps features of views from one call to the next.
     """
     recipe = recipe or CoOpRecipe()
     prompts = ClassPrompts(model.text, classes, recipe.template)
@@ -123,7 +124,7 @@ def train_context(
         return state.context
     if file:
         file.write(state, recipe.epochs)  # now, so that a place that cannot be written to fails before the work
-    views = encode_shots(model, shots, recipe.views, recipe.seed, progress).to(prompts.context)
+    views = encode_shots(model, shots, recipe.views, recipe.seed, progress, cache).to(prompts.context)
     targets = torch.tensor([shot.label for shot in shots], device=views.device)
     for epoch in track(range(done, recipe.epochs), recipe.epochs - done, "Learning", progress):
         state = _after_epoch(state, epoch, views, targets, prompts, model.logit_scale, recipe)

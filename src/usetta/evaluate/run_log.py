@@ -1,4 +1,4 @@
-"""What a run tells while it goes on: accuracies to people, and to the store who computed how much when."""
+"""What a run reports while it works: accuracies to people, and to the store who computed how much when."""
 
 import shlex
 import sys
@@ -6,29 +6,28 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from usetta.evaluate.orders import Order
 from usetta.evaluate.provenance import peak_memory, provenance
 from usetta.evaluate.store import Store
-from usetta.evaluate.worker import Outcome
+from usetta.evaluate.worker import Outcome, WorkItem
 
 
 class RunningAccuracy:
     """Right answers and answers of each method so far, on the dataset and under the seed that is worked on."""
 
     def __init__(self, store: Store, methods: Mapping[str, tuple[str, ...]]) -> None:
-        self.methods = methods
+        self._methods = methods
         """By dataset, in the order in which they are shown."""
         self._store = store
         self._place: tuple[str, int] | None = None
         self._counts: dict[str, tuple[int, int]] = {}
 
-    def add(self, order: Order, outcome: Outcome) -> None:
+    def add(self, item: WorkItem, outcome: Outcome) -> None:
         """Count the rows of an outcome that is not in the store yet."""
-        place = order.dataset, order.seed
+        place = item.dataset, item.seed
         if place != self._place:
             self._place = place
             stored = self._store.right(*place)
-            self._counts = {name: stored.get(name, (0, 0)) for name in self.methods[order.dataset]}
+            self._counts = {name: stored.get(name, (0, 0)) for name in self._methods[item.dataset]}
         for row in outcome.rows:
             right, answers = self._counts[row.method]
             self._counts[row.method] = right + (row.label == row.prediction), answers + 1
@@ -40,7 +39,7 @@ class RunningAccuracy:
 
 
 class RunLog:
-    """What this call of `evaluate` was, kept up to date in the store while it goes on."""
+    """What this call of `evaluate` was, kept up to date in the store while it works."""
 
     def __init__(self, store: Store) -> None:
         self.images = self.encoded = self.rows = 0
@@ -50,9 +49,9 @@ class RunLog:
         command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
         self._facts = {"command": command, **provenance()}
 
-    def add(self, order: Order, outcome: Outcome) -> None:
-        """Write down that a task is done."""
-        self.images += len(order.images)
+    def add(self, item: WorkItem, outcome: Outcome) -> None:
+        """Record that a work item is done."""
+        self.images += len(item.images)
         self.encoded += outcome.encoded
         self.rows += len(outcome.rows)
         numbers = {

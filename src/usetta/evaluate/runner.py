@@ -1,53 +1,56 @@
 """A run: methods on datasets under seeds, into a directory that can be continued.
 
-The plan of a run is what its store lacks. It is cut into tasks by the place of the images in their dataset, and a
-task is written whole or not at all, so a run that was killed goes on with the very same tasks and ends with the very
-same rows. An engine says where tasks are done; the store is written here alone, whoever did them and in any order.
+The plan of a run is what its store lacks. It is cut into work items by the place of the images in their dataset, and an
+item is written whole or not at all, so a run that was killed continues with the very same items and ends with the very
+same rows. An engine decides where items are done; the store is written here alone, whoever did them and in any order.
 """
 
 import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass, replace
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from usetta import methods as known
+from usetta import methods as known_methods
+from usetta.adaptive import ADAPTIVE, Views, most_views
 from usetta.coop import load_context, template_of
 from usetta.data import DataError, Dataset
 from usetta.distributed import Engine, Failed, LocalEngine
 from usetta.distributed.same_model import SameModel
-from usetta.episode import check
-from usetta.evaluate.features import FeatureCache
-from usetta.evaluate.orders import Asked, Order, OrderHand
 from usetta.evaluate.run_log import RunLog, RunningAccuracy
 from usetta.evaluate.store import FailedImage, Store
-from usetta.evaluate.worker import EvalWorker, Outcome, Subject
-from usetta.methods.recipe import Recipe
+from usetta.evaluate.worker import DatasetJob, EvalWorker, Outcome, WorkImage, WorkItem
+from usetta.feature_cache import FeatureCache
 from usetta.models import Model
+from usetta.pipeline import Pipeline
 from usetta.progress import bar
-from usetta.prompts import DEFAULT_TEMPLATE, TEMPLATES, ClassPrompts
+from usetta.prompts import DEFAULT_TEMPLATE, TEMPLATES
 from usetta.views import ViewRecipe
 
 _SHOWN = 4
 """Methods whose accuracy is shown beside the progress bar."""
+_ITEM_IMAGES = 8
+"""Images of a work item, unless the batch size says otherwise."""
 
 
 @dataclass(frozen=True)
 class EvalSettings:
     """What the answers of a run depend on beside the model, the datasets and the methods."""
 
-    views: int = 64
+    views: Views = 64
     templates: tuple[str, ...] = ()
     """As `ClassPrompts` takes them; by default CLIP's own, or the one that `context` was learned with."""
     context: Path | None = None
     """File of a learned context."""
     augmix: bool | None = None
     """Whether strong views go through AugMix; by default as the paper does for the family of the dataset."""
+    half_features: bool = False
+    """Round features to half precision, so that a cache of them takes half the space."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class EvalSummary:
     encoded: int
     """Those that went through the image tower."""
     rows: int
-    bad: int
+    failed: int
     """Images that could not be read."""
     seconds: float
 
@@ -69,190 +72,182 @@ def evaluate(
     datasets: Iterable[Dataset],
     methods: Sequence[str],
     out: Path,
-    setting: EvalSettings | None = None,
+    settings: EvalSettings | None = None,
     *,
     seeds: Sequence[int] = (0,),
-    images: int | None = None,
-    reward: Model | None = None,
+    limit: int | None = None,
+    reward_model: Model | None = None,
     cache: Path | None = None,
-    batch_size: int = 8,
+    batch_size: int | None = None,
     threads: int = 2,
     engine: Engine | None = None,
     load: Callable[[], Model] | None = None,
-    load_reward: Callable[[], Model] | None = None,
-    say: Callable[[str], object] = lambda text: None,
+    load_reward_model: Callable[[], Model] | None = None,
+    log: Callable[[str], object] = lambda text: None,
     progress: bool | None = None,
 ) -> EvalSummary:
     """Compute what is missing in the run directory `out`: every method on every image under every seed.
 
-    `images`: only so many of each dataset, evenly spread over its list. `reward`: the judge for methods that learn
-    from rewards, otherwise the model itself. `cache`: a folder for features of views. `batch_size` images go through
-    a method together, `threads` make views. `engine`: where this is done, by default here; workers elsewhere get the
-    models by `load` and `load_reward`, which are pickled. What is done is told by `say`.
+    `limit`: at most so many images of each dataset, evenly spread over its list. `reward_model`: for methods that learn
+    from rewards, otherwise the model itself. `cache`: a folder for features of views. `batch_size` images go through a
+    method together, by default one on a CPU and eight elsewhere; `threads` make views. `engine`: where the work is
+    done, by default in this process; workers elsewhere get the models by `load` and `load_reward_model`, which are
+    pickled. Failed images and finished datasets are reported by `log`.
     """
-    setting = setting or EvalSettings()
+    settings = settings or EvalSettings()
     if not methods or not seeds:
         raise ValueError(f"there must be at least one {'seed' if methods else 'method'}")
-    if batch_size < 1 or threads < 1 or (images is not None and images < 1):
-        raise ValueError("batch_size, threads and the number of images must be at least 1")
+    if threads < 1 or any(number is not None and number < 1 for number in (batch_size, limit)):
+        raise ValueError("batch_size, threads and limit must be at least 1")
     started = time.perf_counter()
-    context = load_context(setting.context, model) if setting.context else None
-    questions = [_question(dataset, methods, model, setting, context) for dataset in _by_name(datasets)]
-    subjects = {each.dataset.name: each.subject(model, reward) for each in questions}
-    for each in questions:
-        for recipe in each.recipes.values():
-            check(recipe, model, subjects[each.dataset.name].prompts, setting.views)
-    make_worker: Callable[[], OrderHand]
-    if engine is not None:
-        make_worker = _make_worker(questions, model, reward, load, load_reward, cache, threads)
-        subjects.clear()  # workers make their own
-    with FeatureCache(cache) if cache and engine is None else nullcontext() as features, Store(out) as store:
-        store.fix_all(_facts(questions, model, setting, reward))
-        for each in questions:
-            store.note("classes", each.dataset.name, each.dataset.classes)
-            store.note("root", each.dataset.name, str(each.dataset.root))
+    context = load_context(settings.context, model) if settings.context else None
+    jobs = {dataset.name: _job(dataset, methods, model, settings, context) for dataset in _by_name(datasets)}
+    for job in jobs.values():
+        head = job.head(model, reward_model)
+        for recipe in job.recipes.values():
+            head.check(recipe, job.views.views)
+    with ExitStack() as stack:
+        store = stack.enter_context(Store(out))
+        store.fix_all(_facts(jobs.values(), model, settings, reward_model))
+        for name, job in jobs.items():
+            store.note("classes", name, job.dataset.classes)
+            store.note("root", name, str(job.dataset.root))
         plan = [
-            order
-            for each in questions
+            item
+            for job in jobs.values()
             for seed in dict.fromkeys(seeds)
-            for order in _orders(store, each, seed, images, batch_size)
+            for item in _work_items(store, job, seed, limit, batch_size or _ITEM_IMAGES)
         ]
-        left: Counter[tuple[str, int]] = Counter()
-        for order in plan:
-            left[order.dataset, order.seed] += len(order.images)
+        make_worker: Callable[[], EvalWorker]
         if engine is None:
-            worker = EvalWorker(model, judge=reward, cache=features, threads=threads)
-            engine, make_worker = (
-                LocalEngine(),
-                lambda: OrderHand(worker, subjects.pop),
-            )  # which lets go of them one by one
-        diary, scores = (
-            RunLog(store),
-            RunningAccuracy(store, {each.dataset.name: tuple(each.recipes) for each in questions}),
-        )
-        with (
-            bar(sum(left.values()), "Evaluating", progress, speed=True) as tick,
-            closing(engine.run(make_worker, plan)) as results,
-        ):
-            for order, found in results:
-                outcome = Outcome(bad=_lost(order, found)) if isinstance(found, Failed) else found
-                scores.add(order, outcome)
-                store.add(outcome.rows, outcome.seen, outcome.bad)
-                diary.add(order, outcome)
-                for bad in outcome.bad:
-                    say(f"{bad.dataset}: {bad.image}: {bad.reason}")
-                left[order.dataset, order.seed] -= len(order.images)
-                if not left[order.dataset, order.seed]:
-                    say(f"{order.dataset}, seed {order.seed}: {scores.text()}")
-                tick(len(order.images), scores.text(_SHOWN))
-        bad_images = sum(each.dataset in scores.methods for each in store.bad())
-    return EvalSummary(diary.images, diary.encoded, diary.rows, bad_images, time.perf_counter() - started)
+            features = stack.enter_context(FeatureCache(cache, half=settings.half_features)) if cache else None
+            pipeline = Pipeline(model, reward_model=reward_model, cache=features, threads=threads)
+            engine, make_worker = LocalEngine(), lambda: EvalWorker(pipeline, jobs, batch_size)
+        else:
+            make_worker = _worker_factory(
+                jobs, model, reward_model, load, load_reward_model, cache, settings, batch_size, threads
+            )
+        run_log, accuracy = RunLog(store), RunningAccuracy(store, {name: (*job.recipes,) for name, job in jobs.items()})
+        left: Counter[tuple[str, int]] = Counter()
+        for item in plan:
+            left[item.dataset, item.seed] += len(item.images)
+        tick = stack.enter_context(bar(sum(left.values()), "Evaluating", progress, speed=True))
+        results = stack.enter_context(closing(engine.run(make_worker, plan)))
+        for item, result in results:
+            outcome = Outcome(failed=_failed_images(item, result)) if isinstance(result, Failed) else result
+            accuracy.add(item, outcome)
+            store.add(outcome.rows, outcome.shown, outcome.failed)
+            run_log.add(item, outcome)
+            for image in outcome.failed:
+                log(f"{image.dataset}: {image.image}: {image.reason}")
+            left[item.dataset, item.seed] -= len(item.images)
+            if not left[item.dataset, item.seed]:
+                log(f"{item.dataset}, seed {item.seed}: {accuracy.text()}")
+            tick(len(item.images), accuracy.text(_SHOWN))
+        failed = sum(image.dataset in jobs for image in store.bad())
+    return EvalSummary(run_log.images, run_log.encoded, run_log.rows, failed, time.perf_counter() - started)
 
 
 def _by_name(datasets: Iterable[Dataset]) -> list[Dataset]:
-    found: dict[str, Dataset] = {}
+    by_name: dict[str, Dataset] = {}
     for dataset in datasets:
         if dataset.labels is None:
             raise DataError(f"the images of {dataset.name} have no labels, so nothing can be measured")
-        if found.setdefault(dataset.name, dataset).fingerprint != dataset.fingerprint:
+        if by_name.setdefault(dataset.name, dataset).fingerprint != dataset.fingerprint:
             raise DataError(f"two different datasets are called {dataset.name}", "evaluate them in two runs")
-    if not found:
+    if not by_name:
         raise ValueError("there must be at least one dataset")
-    return list(found.values())
+    return list(by_name.values())
 
 
-@dataclass(frozen=True, eq=False)
-class _Question:
-    """A dataset and what is asked about it; with a model it becomes a subject, here or elsewhere."""
-
-    dataset: Dataset
-    recipes: Mapping[str, Recipe]
-    views: ViewRecipe
-    templates: list[str]
-    context: Tensor | None
-
-    @property
-    def judged(self) -> bool:
-        return any(recipe.loss == "reward" for recipe in self.recipes.values())
-
-    def subject(self, model: Model, reward: Model | None) -> Subject:
-        classes = self.dataset.classes
-        prompts = ClassPrompts(model.text, classes, self.templates, self.context)
-        words = ClassPrompts((reward or model).text, classes, self.templates) if self.judged else None
-        return Subject(self.dataset, self.views, self.recipes, prompts, words)
-
-    def without_images(self) -> "_Question":
-        """As it travels: orders bring their images, of which a dataset must have one."""
-        assert self.dataset.labels is not None
-        ids, labels = self.dataset.ids[:1], self.dataset.labels[:1]
-        return replace(self, dataset=replace(self.dataset, ids=ids, labels=labels, root=self.dataset.root.absolute()))
+def _job(
+    dataset: Dataset, methods: Sequence[str], model: Model, settings: EvalSettings, context: Tensor | None
+) -> DatasetJob:
+    augmix = dataset.augmix if settings.augmix is None else settings.augmix
+    recipes = [known_methods.get(method, family=dataset.family) for method in methods]
+    return DatasetJob(
+        dataset,
+        {recipe.name: recipe for recipe in recipes},
+        _views(settings, model, augmix),
+        _templates(settings),
+        context,
+        adaptive=settings.views == ADAPTIVE,
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class _EvalWorkerFactory:
-    """How a worker elsewhere comes by its hand; it travels."""
+    """Makes a worker where it works; it is pickled, so it holds names and settings, not models."""
 
-    questions: Mapping[str, _Question]
+    jobs: Mapping[str, DatasetJob]
     load: SameModel
-    load_reward: SameModel | None
+    load_reward_model: SameModel | None
     cache: Path | None
+    half: bool
+    batch_size: int | None
     threads: int
 
-    def __call__(self) -> OrderHand:
-        model, reward = self.load(), self.load_reward() if self.load_reward else None
-        cache = FeatureCache(self.cache) if self.cache else None  # open as long as the worker lives
-        worker = EvalWorker(model, judge=reward, cache=cache, threads=self.threads)
-        return OrderHand(worker, lambda name: self.questions[name].subject(model, reward))
+    def __call__(self) -> EvalWorker:
+        model, reward_model = self.load(), self.load_reward_model() if self.load_reward_model else None
+        cache = FeatureCache(self.cache, half=self.half) if self.cache else None  # open as long as the worker lives
+        pipeline = Pipeline(model, reward_model=reward_model, cache=cache, threads=self.threads)
+        return EvalWorker(pipeline, self.jobs, self.batch_size)
 
 
-def _make_worker(
-    questions: Iterable[_Question],
+def _worker_factory(
+    jobs: Mapping[str, DatasetJob],
     model: Model,
-    reward: Model | None,
+    reward_model: Model | None,
     load: Callable[[], Model] | None,
-    load_reward: Callable[[], Model] | None,
+    load_reward_model: Callable[[], Model] | None,
     cache: Path | None,
+    settings: EvalSettings,
+    batch_size: int | None,
     threads: int,
 ) -> _EvalWorkerFactory:
-    if load is None or (reward is not None and load_reward is None):
-        raise ValueError("workers of an engine load their models themselves: say how by load and load_reward")
-    judge = SameModel(load_reward, reward.fingerprint) if reward is not None and load_reward else None
-    travelling = {each.dataset.name: each.without_images() for each in questions}
-    return _EvalWorkerFactory(
-        travelling, SameModel(load, model.fingerprint), judge, cache and cache.absolute(), threads
-    )
+    if load is None or (reward_model is not None and load_reward_model is None):
+        raise ValueError("workers of an engine load their models themselves: pass load and load_reward_model")
+    reward = None
+    if reward_model is not None and load_reward_model:
+        reward = SameModel(load_reward_model, reward_model.fingerprint)
+    travelling = {name: job.without_images() for name, job in jobs.items()}
+    folder = cache and cache.absolute()
+    same = SameModel(load, model.fingerprint)
+    return _EvalWorkerFactory(travelling, same, reward, folder, settings.half_features, batch_size, threads)
 
 
-def _lost(order: Order, found: Failed) -> list[FailedImage]:
-    return [FailedImage(order.dataset, each.id, found.reason) for each in order.images]
+def _failed_images(item: WorkItem, failure: Failed) -> list[FailedImage]:
+    return [FailedImage(item.dataset, image.id, failure.reason) for image in item.images]
 
 
 def _facts(
-    questions: Sequence[_Question], model: Model, setting: EvalSettings, reward: Model | None
+    jobs: Iterable[DatasetJob], model: Model, settings: EvalSettings, reward_model: Model | None
 ) -> Iterator[tuple[str, str, Any]]:
     """What the rows depend on, by kind and name: a run directory never mixes two of a kind."""
     varying = ("seed", "augmix")  # of the rows, and of the datasets
-    views = {name: value for name, value in asdict(_views(setting, model)).items() if name not in varying}
-    context = hashlib.sha256(setting.context.read_bytes()).hexdigest() if setting.context else None
+    views = {name: value for name, value in asdict(_views(settings, model)).items() if name not in varying}
+    context = hashlib.sha256(settings.context.read_bytes()).hexdigest() if settings.context else None
     yield "run", "model", _identity(model)
-    yield "run", "views", views
-    yield "run", "prompt", {"templates": _templates(setting), "context": context}
-    if any(each.judged for each in questions):
-        yield "run", "reward", _identity(reward) if reward else None
-    for each in questions:
-        dataset = each.dataset
+    yield "run", "views", views | {"adaptive": settings.views == ADAPTIVE}
+    yield "run", "prompt", {"templates": _templates(settings), "context": context}
+    yield "run", "features", {"precision": "fp16" if settings.half_features else "fp32"}
+    jobs = list(jobs)
+    if any(job.needs_reward for job in jobs):
+        yield "run", "reward", _identity(reward_model) if reward_model else None
+    for job in jobs:
+        dataset = job.dataset
         facts = {
             "title": dataset.title,
             "family": dataset.family,
-            "augmix": each.views.augmix,
+            "augmix": job.views.augmix,
             "fingerprint": dataset.fingerprint,
             "images": len(dataset),
             "classes": len(dataset.classes),
         }
         yield "dataset", dataset.name, facts
-        for recipe in each.recipes.values():
-            settings = {name: value for name, value in asdict(recipe).items() if name != "description"}
-            yield "recipe", f"{recipe.name} on {dataset.family}", settings
+        for recipe in job.recipes.values():
+            described = {name: value for name, value in asdict(recipe).items() if name != "description"}
+            yield "recipe", f"{recipe.name} on {dataset.family}", described
 
 
 def _identity(model: Model) -> dict[str, Any]:
@@ -264,38 +259,29 @@ def _identity(model: Model) -> dict[str, Any]:
     }
 
 
-def _views(setting: EvalSettings, model: Model, augmix: bool = False) -> ViewRecipe:
-    return ViewRecipe(views=setting.views, size=model.image_size, augmix=augmix)
+def _views(settings: EvalSettings, model: Model, augmix: bool = False) -> ViewRecipe:
+    return ViewRecipe(views=most_views(settings.views), size=model.image_size, augmix=augmix)
 
 
-def _templates(setting: EvalSettings) -> list[str]:
-    given = setting.templates or (template_of(setting.context) if setting.context else DEFAULT_TEMPLATE,)
+def _templates(settings: EvalSettings) -> list[str]:
+    given = settings.templates or (template_of(settings.context) if settings.context else DEFAULT_TEMPLATE,)
     return [template for name in given for template in TEMPLATES.get(name, (name,))]
 
 
-def _question(
-    dataset: Dataset, methods: Sequence[str], model: Model, setting: EvalSettings, context: Tensor | None
-) -> _Question:
-    augmix = dataset.augmix if setting.augmix is None else setting.augmix
-    found = [known.get(method, family=dataset.family) for method in methods]
-    recipes = {recipe.name: recipe for recipe in found}
-    return _Question(dataset, recipes, _views(setting, model, augmix), _templates(setting), context)
-
-
-def _orders(store: Store, asked: _Question, seed: int, images: int | None, batch_size: int) -> Iterator[Order]:
-    """What is missing of a dataset under a seed, cut by the place of the images whatever is done already."""
-    dataset = asked.dataset
+def _work_items(store: Store, job: DatasetJob, seed: int, limit: int | None, size: int) -> Iterator[WorkItem]:
+    """What is missing of a dataset under a seed, cut by the place of the images, whatever is done already."""
+    dataset = job.dataset
     assert dataset.labels is not None
-    wanted = _spread(len(dataset), images)
-    done = {name: store.done(dataset.name, seed, name) for name in asked.recipes}
-    for first in range(0, len(wanted), batch_size):
+    chosen = _spread(len(dataset), limit)
+    done = {name: store.done(dataset.name, seed, name) for name in job.recipes}
+    for first in range(0, len(chosen), size):
         missing = tuple(
-            Asked(dataset.ids[i], dataset.labels[i], names)
-            for i in wanted[first : first + batch_size]
-            if (names := tuple(name for name in asked.recipes if dataset.ids[i] not in done[name]))
+            WorkImage(dataset.ids[i], dataset.labels[i], names)
+            for i in chosen[first : first + size]
+            if (names := tuple(name for name in job.recipes if dataset.ids[i] not in done[name]))
         )
         if missing:
-            yield Order(dataset.name, seed, missing)
+            yield WorkItem(dataset.name, seed, missing)
 
 
 def _spread(n: int, chosen: int | None) -> Sequence[int]:

@@ -8,13 +8,15 @@ views, datasets, recipes) is written down with them; a run directory never mixes
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from usetta.files import connect
+
 FILE = "results.sqlite"
-_VERSION = 1
+_VERSION = 2
 
 
 class StoreError(ValueError):
@@ -48,6 +50,8 @@ class ResultRow:
     """The prediction without tuning; None for methods that tune nothing."""
     skipped: bool | None
     """Whether tuning was left out; None likewise."""
+    views: int
+    """Views that the method looked at."""
     seconds: float
     """Time the image took: the views that the method looks at, shared with other methods, and the method itself."""
 
@@ -232,15 +236,6 @@ class Store:
         query = f"SELECT {', '.join(names)} FROM results WHERE {condition} ORDER BY {', '.join(_KEY)}"  # noqa: S608
         with closing(self._db.execute(query, tuple(where.values()))) as found:
             yield from found
-
-
-def connect(path: Path, *, threads: bool = False) -> sqlite3.Connection:
-    """A database that processes may share, and `threads` that take turns; it is made if it is not there."""
-    db = sqlite3.connect(path, timeout=60, check_same_thread=not threads)
-    with suppress(sqlite3.OperationalError):  # another process is at it in this very moment, and it lasts
-        db.execute("PRAGMA journal_mode = WAL")
-    db.execute("PRAGMA synchronous = NORMAL")
-    return db
 
 
 def _kind(declared: Any) -> str:

@@ -91,3 +91,39 @@ def encode_whole_images(model: Model, pixels: Tensor) -> Tensor:
 def own_way_with_images(model: Model) -> Callable[[Tensor], Tensor] | None:
     """How a model encodes images as they are, if otherwise than crops: in more precision, since there is but one."""
     return getattr(model, "encode_whole_images", None)
+
+
+def encode_views(model: Model, pixels: Tensor, *, weak: int = 1) -> Tensor:
+    """Features (N, D) of views (N, 3, S, S) of any size, the first `weak` of them weak views."""
+    import torch
+
+    fitting = _resized(pixels, model.image_size)
+    return torch.cat([encode_whole_images(model, fitting[:weak]), model.encode_images(fitting[weak:])])
+
+
+def encode_views_together(model: Model, images: Sequence[Tensor], *, weak: int = 1) -> list[Tensor]:
+    """The same for several images, whose views fill the batches of a device together."""
+    import torch
+
+    fitting = [_resized(pixels, model.image_size) for pixels in images]
+    first = encode_whole_images(model, torch.cat([pixels[:weak] for pixels in fitting]))
+    strong = model.encode_images(torch.cat([pixels[weak:] for pixels in fitting]))
+    rest = torch.split(strong, [len(pixels) - weak for pixels in fitting])
+    return [torch.cat(parts) for parts in zip(torch.split(first, weak) if weak else [first] * len(rest), rest)]
+
+
+def hidden_states(model: Model, pixels: Tensor) -> Tensor:
+    return model.hidden_states(pixels)
+
+
+def last_blocks(model: Model) -> LastBlocks:
+    return model.last_blocks()
+
+
+def _resized(pixels: Tensor, size: int) -> Tensor:
+    import torch
+
+    if pixels.shape[-1] == size:
+        return pixels
+    unit = pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels
+    return torch.nn.functional.interpolate(unit, size=(size, size), mode="bicubic", antialias=True).clamp(0, 1)

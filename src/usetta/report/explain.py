@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 if TYPE_CHECKING:
-    from usetta.classifier import Explanation, Prediction
+    from usetta.prediction import Explanation, Prediction
 
 # Okabe and Ito's colours, which people with any kind of colour vision can tell apart.
 COUNTS, TUNED_ON, WEAK, OTHER = "#009E73", "#CC79A7", "#0072B2", "#bbbbbb"

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from usetta.classifier import Explanation, Prediction
 from usetta.coop import load_context, template_of
 from usetta.images import image_id, open_image
 from usetta.models import Model, ModelError, load_model
+from usetta.prediction import Explanation, Prediction
 from usetta.serve.errors import ApiError
 from usetta.serve.metrics import Metrics
 from usetta.serve.parsing import Upload

@@ -15,10 +15,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from usetta.classifier import Classifier, Prediction
+from usetta.classifier import Classifier
 from usetta.episode import Episode, check, encode, encode_together, encode_with_hidden
 from usetta.methods.recipe import Recipe
 from usetta.models import Model
+from usetta.prediction import Prediction
 from usetta.serve.prompt_cache import PromptCache, PromptKey
 
 T = TypeVar("T")

@@ -12,8 +12,8 @@ from urllib.parse import unquote
 
 from pydantic import ValidationError
 
-from usetta.classifier import Explanation
 from usetta.images import ImageError
+from usetta.prediction import Explanation
 from usetta.serve.errors import ApiError, invalid, unreadable
 from usetta.serve.parsing import Upload
 from usetta.serve.requests import ask

@@ -16,8 +16,8 @@ from markupsafe import Markup
 from PIL import Image
 
 from usetta import methods
-from usetta.classifier import Explanation, Prediction
 from usetta.methods.recipe import Recipe
+from usetta.prediction import Explanation, Prediction
 from usetta.serve.page.compare import Comparison
 
 TITLES = {"clip": "Zero-shot", "se": "SE", "use": "USE"}

@@ -13,10 +13,9 @@ import torch
 
 from evaluate.runs import VIEWS
 from usetta.data import Dataset
-from usetta.evaluate.features import FILE, FeatureCache, feature_key
 from usetta.evaluate.runner import EvalSettings, evaluate
-from usetta.evaluate.store import FILE as RESULTS
-from usetta.evaluate.store import StoreError
+from usetta.evaluate.store import CACHE_FILE as RESULTS
+from usetta.feature_cache import CACHE_FILE, CacheError, FeatureCache, feature_key
 from usetta.models.clip import CLIP
 
 SETTING = EvalSettings(views=VIEWS)
@@ -66,7 +65,7 @@ def test_threads_and_other_connections_share_a_cache(tmp_path: Path) -> None:
 
 def test_a_killed_process_leaves_whole_batches(tmp_path: Path) -> None:
     script = (
-        "import os, signal, torch; from pathlib import Path; from usetta.evaluate.features import FeatureCache\n"
+        "import os, signal, torch; from pathlib import Path; from usetta.feature_cache import FeatureCache\n"
         f"cache = FeatureCache(Path({str(tmp_path)!r}))\n"
         "for n in range(4): cache.put({bytes([n, i]): torch.ones(1, 2) for i in range(5)})\n"
         "cache._db.execute('INSERT INTO features VALUES (?, 1, ?)', (b'half a batch', b'1234'))\n"
@@ -81,27 +80,27 @@ def test_a_killed_process_leaves_whole_batches(tmp_path: Path) -> None:
 
 def test_what_is_not_a_cache_is_named(tmp_path: Path, model: CLIP, things: Dataset) -> None:
     def refused(message: str) -> None:
-        before = (tmp_path / FILE).read_bytes()
-        with pytest.raises(StoreError, match=f"{FILE} cannot be used as a cache of features .*{message}.*delete it"):
+        before = (tmp_path / CACHE_FILE).read_bytes()
+        with pytest.raises(CacheError, match=f"{CACHE_FILE} cannot be used as a cache of features .*{message}.*delete it"):
             evaluate(model, [things], ["se"], tmp_path / "run", SETTING, cache=tmp_path)
-        assert (tmp_path / FILE).read_bytes() == before
+        assert (tmp_path / CACHE_FILE).read_bytes() == before
         assert not (tmp_path / "run").exists()
 
-    (tmp_path / FILE).write_bytes(b"not a database at all, but long enough to be looked at" * 20)
+    (tmp_path / CACHE_FILE).write_bytes(b"not a database at all, but long enough to be looked at" * 20)
     refused("not a database")
-    (tmp_path / FILE).unlink()
+    (tmp_path / CACHE_FILE).unlink()
     evaluate(model, [things], ["clip"], tmp_path / "foreign", SETTING)
-    (tmp_path / FILE).write_bytes((tmp_path / "foreign" / RESULTS).read_bytes())
+    (tmp_path / CACHE_FILE).write_bytes((tmp_path / "foreign" / RESULTS).read_bytes())
     refused("no such table: features")
-    (tmp_path / FILE).unlink()
-    with sqlite3.connect(tmp_path / FILE) as db:
+    (tmp_path / CACHE_FILE).unlink()
+    with sqlite3.connect(tmp_path / CACHE_FILE) as db:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("CREATE TABLE features (name TEXT)")
     db.close()
     refused("no such column: key")
-    (tmp_path / FILE).unlink()
-    (tmp_path / FILE).mkdir()
-    with pytest.raises(StoreError, match="unable to open"):
+    (tmp_path / CACHE_FILE).unlink()
+    (tmp_path / CACHE_FILE).mkdir()
+    with pytest.raises(CacheError, match="unable to open"):
         FeatureCache(tmp_path)
 
 
@@ -110,11 +109,11 @@ def test_a_cache_that_was_damaged_stops_the_run_with_a_clear_error(
 ) -> None:
     cache, out = tmp_path / "cache", tmp_path / "run"
     evaluate(model, [things], ["se"], tmp_path / "first", SETTING, cache=cache)
-    file = cache / FILE
+    file = cache / CACHE_FILE
     content = bytearray(file.read_bytes())
     content[4096:] = b"\xa5" * (len(content) - 4096)  # all pages but the first
     file.write_bytes(content)
-    with pytest.raises(StoreError, match="cannot be used as a cache of features .*malformed.* delete it"):
+    with pytest.raises(CacheError, match="cannot be used as a cache of features .*malformed.* delete it"):
         evaluate(model, [things], ["se"], out, SETTING, cache=cache)
     file.unlink()
     assert evaluate(model, [things], ["se"], out, SETTING, cache=cache).encoded == 5
@@ -124,5 +123,5 @@ def test_an_entry_that_was_cut_off_is_damage_too(tmp_path: Path) -> None:
     with FeatureCache(tmp_path) as cache:
         cache.put({b"one": features(1)})
         cache._db.execute("UPDATE features SET single = substr(single, 1, 33)")
-        with pytest.raises(StoreError, match="cannot be used as a cache of features"):
+        with pytest.raises(CacheError, match="cannot be used as a cache of features"):
             cache.get(b"one")

@@ -1,0 +1,327 @@
+"""Images in, episodes out: the only caller of the image tower.
+
+    requests ─► open, make views (threads) ─► image tower (the thread that asks) ─► Episode or ImageError, in order
+
+Threads open the next images and make their views while the tower encodes; how far they run ahead is bounded, so memory
+does not grow with the number of images. With an adaptive request the views come in stages, and an image whose first
+views leave no doubt is done early.
+
+On a CPU the views of an image go through the tower by themselves, so its features do not depend on its neighbours, to
+the last bit. On other devices the views of several images fill a batch; which images share one depends on their order
+alone, never on timing. The weak view is always encoded apart from the strong ones, so that its features are the same
+whether or not there are others.
+
+`make_stage` and `encode` are the two halves of `stream`, for a server that has threads and a queue of its own.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from usetta.adaptive import stages
+from usetta.episode import Episode
+from usetta.feature_cache import FeatureCache, feature_key
+from usetta.images import ImageError, ImageSource, file_digest, image_id, open_image
+from usetta.models import Model
+from usetta.models.base import encode_views, encode_views_together, hidden_states, last_blocks
+from usetta.views import ViewRecipe, make_views
+
+_DEVICE_VIEWS = 512
+"""Views that fill a batch of a device other than a CPU."""
+
+
+@dataclass(frozen=True, eq=False)
+class ImageRequest:
+    """An image, and what is to be known about it."""
+
+    source: ImageSource | Callable[[], ImageSource]
+    """What `images.open_image` takes, or a function that fetches it, which a thread calls."""
+    views: ViewRecipe
+    id: str | None = None
+    """Keys the random draws; by default the hash of the pixels, so that equal images have equal views."""
+    settled: Callable[[Tensor], bool] | None = None
+    """Makes the request adaptive: whether features (n, D) of the first n views are enough."""
+    hidden: bool = False
+    """Whether the hidden states are needed that TTL tunes from."""
+    reward: bool = False
+    """Whether features by the reward model are needed."""
+    keep_pixels: bool = False
+    """Whether the episode carries the views themselves."""
+    for_benchmark: bool = False
+    """Open the image as published loaders do, see `images.open_image`."""
+    max_pixels: int | None = None
+    """Another limit than that of `images.open_image`."""
+    part_of: ViewRecipe | None = None
+    """A recipe of more views that begins with these: its features in the cache serve as well."""
+
+    def open(self) -> Image.Image:
+        """The image in RGB."""
+        source = self.source() if callable(self.source) else self.source
+        limits = {} if self.max_pixels is None else {"max_pixels": self.max_pixels}
+        return open_image(source, for_benchmark=self.for_benchmark, **limits)
+
+
+@dataclass(eq=False)
+class PendingImage:
+    """An image on its way through the pipeline."""
+
+    request: ImageRequest
+    stages: deque[range] = field(init=False)
+    """Numbers of the views that are still to be encoded, the current stage first."""
+    image: Image.Image | None = None
+    """Open as long as views may still be made of it."""
+    id: str = ""
+    digest: str = ""
+    pixels: Tensor | None = None
+    """The views of the current stage; None where the cache has everything."""
+    keys: list[bytes] = field(default_factory=list)
+    """Of the current stage in the cache, one for each tower."""
+    cached: list[Tensor | None] = field(default_factory=list)
+    """Features of the current stage out of the cache, likewise."""
+    episode: Episode | None = None
+    """What has been encoded so far."""
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        views = self.request.views.views
+        self.stages = deque(stages(views) if self.request.settled else [range(views)])
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the episode is complete."""
+        return not self.stages
+
+    def add(self, stage: Episode, seconds: float) -> None:
+        """Take the current stage, and decide whether there is another."""
+        self.episode = stage if self.episode is None else self.episode + stage
+        self.seconds += seconds
+        self.stages.popleft()
+        settled = self.request.settled
+        if self.stages and settled and settled(self.episode.features):
+            self.stages.clear()
+        self.pixels = None
+        if self.is_done:
+            self.image = None
+            self.episode.seconds = self.seconds
+
+
+class Pipeline:
+    """Encodes images with a model, and with a reward model for requests that need one.
+
+    `threads` open images and make views. `cache` keeps features from one run to the next.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        reward_model: Model | None = None,
+        cache: FeatureCache | None = None,
+        threads: int = 2,
+    ) -> None:
+        if threads < 1:
+            raise ValueError(f"threads must be at least 1, not {threads}")
+        self.model = model
+        self.reward_model = reward_model
+        self._cache = cache
+        self._threads = threads
+        self._device = torch.device(getattr(model, "device", "cpu"))
+
+    @property
+    def batches_images(self) -> bool:
+        """Whether the views of several images share a batch."""
+        return self._device.type != "cpu"
+
+    def stream(self, requests: Iterable[ImageRequest]) -> Generator[Episode | ImageError, None, None]:
+        """An episode for each request, or the reason why there is none, in order."""
+        source = iter(requests)
+        window: deque[_Slot] = deque()  # images under way, in the order of their requests
+        waiting: deque[_Slot] = deque()  # those that need the tower, first come first served
+        limit = 2 * self._threads + 1
+        pool = ThreadPoolExecutor(self._threads, thread_name_prefix="usetta-views")
+        try:
+            while True:
+                for request in islice(source, max(0, limit - len(window))):
+                    if self.batches_images:  # one batch for the tower, and one that is being made
+                        limit = max(limit, 2 * _DEVICE_VIEWS // request.views.views)
+                    pending = PendingImage(request)
+                    slot = _Slot(pending, pool.submit(self.make_stage, pending))
+                    window.append(slot)
+                    waiting.append(slot)
+                if not window:
+                    return
+                batch = [slot for slot in self._next_batch(waiting) if slot.is_made()]
+                self.encode([slot.pending for slot in batch])
+                for slot in batch:
+                    if not slot.pending.is_done:
+                        slot.made = pool.submit(self.make_stage, slot.pending)
+                        waiting.append(slot)  # behind the others: its next views are made while theirs are encoded
+                while window and (outcome := window[0].outcome):
+                    window.popleft()
+                    yield outcome
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def make_stage(self, pending: PendingImage) -> None:
+        """Make the views of the current stage, or find their features in the cache. Any thread may call this.
+
+        An image that cannot be read raises `ImageError`.
+        """
+        started = time.perf_counter()
+        request, stage = pending.request, pending.stages[0]
+        towers = self._towers(request)
+        pending.keys, pending.cached = [], [None] * len(towers)
+        if self._cache:
+            self._identify(pending)
+            keys = [self._keys(pending, tower) for tower in towers]
+            pending.keys = [tower_keys[0] for tower_keys in keys]
+            pending.cached = [self._find(tower_keys, len(stage)) for tower_keys in keys]
+        if any(features is None for features in pending.cached) or request.hidden or request.keep_pixels:
+            if pending.image is None:
+                pending.image = request.open()
+            pending.id = pending.id or request.id or image_id(pending.image)
+            pending.pixels = make_views(pending.image, pending.id, request.views, part=stage)
+        pending.seconds += time.perf_counter() - started
+
+    def encode(self, images: Sequence[PendingImage]) -> None:
+        """Encode the current stage of images, which has been made. Only one thread may call this at a time."""
+        new: dict[bytes, Tensor] = {}
+        for group in self._groups(images):
+            started = time.perf_counter()
+            episodes = self._encode_group(group, new)
+            seconds = (time.perf_counter() - started) / len(group)
+            for pending, episode in zip(group, episodes, strict=True):
+                pending.add(episode, seconds)
+        if self._cache and new:
+            self._cache.put(new)
+
+    def _next_batch(self, waiting: "deque[_Slot]") -> "list[_Slot]":
+        """The images whose turn it is: one on a CPU, elsewhere as many as fill a batch."""
+        batch, views = [waiting.popleft()], 0
+        while self.batches_images and waiting:
+            views += batch[-1].views
+            if views + waiting[0].views > _DEVICE_VIEWS:
+                break
+            batch.append(waiting.popleft())
+        return batch
+
+    def _groups(self, images: Sequence[PendingImage]) -> list[list[PendingImage]]:
+        """Images whose views may share a batch."""
+        if not self.batches_images:
+            return [[pending] for pending in images]
+        groups: dict[Hashable, list[PendingImage]] = {}
+        for pending in images:
+            dtype = None if pending.pixels is None else pending.pixels.dtype
+            kind = dtype, pending.stages[0].start == 0, pending.request.hidden, pending.request.reward
+            groups.setdefault(kind, []).append(pending)
+        return list(groups.values())
+
+    def _encode_group(self, group: Sequence[PendingImage], new: dict[bytes, Tensor]) -> list[Episode]:
+        """What the towers see in the current stage of images; what the cache lacks is added to `new`."""
+        request, weak = group[0].request, int(group[0].stages[0].start == 0)
+        hidden: list[Tensor | None] = [None] * len(group)
+        if request.hidden:
+            hidden = [self._hidden_states(pending, weak) for pending in group]
+        by_tower: list[list[Tensor]] = []
+        for place, tower in enumerate(self._towers(request)):
+            features = [pending.cached[place] for pending in group]
+            missing = [i for i, cached in enumerate(features) if cached is None]
+            states = hidden if place == 0 else [None] * len(group)
+            fresh = self._features(tower, [group[i] for i in missing], [states[i] for i in missing], weak)
+            for i, tensor in zip(missing, fresh, strict=True):
+                features[i] = tensor.half().float() if self._cache and self._cache.half else tensor
+                if self._cache:
+                    new[group[i].keys[place]] = tensor
+            by_tower.append([tensor.to(self._device) for tensor in features if tensor is not None])
+        rewards = by_tower[1] if len(by_tower) > 1 else [None] * len(group)
+        return [
+            Episode(
+                features=features,
+                reward_features=reward,
+                hidden=states,
+                pixels=pending.pixels if pending.request.keep_pixels else None,
+                encoded=any(cached is None for cached in pending.cached) or request.hidden,
+            )
+            for pending, features, reward, states in zip(group, by_tower[0], rewards, hidden, strict=True)
+        ]
+
+    def _features(
+        self, tower: Model, group: Sequence[PendingImage], hidden: Sequence[Tensor | None], weak: int
+    ) -> list[Tensor]:
+        """Features (n, D) of the current stage of images; those with hidden states go on from them."""
+        pixels = [pending.pixels for pending in group if pending.pixels is not None]
+        states = [tensor for tensor in hidden if tensor is not None]
+        if states:
+            blocks = last_blocks(tower)
+            return [torch.cat([blocks.encode(own[:weak]), blocks.encode(own[weak:])]) for own in states]
+        if len(pixels) == 1:
+            return [encode_views(tower, pixels[0], weak=weak)]
+        return encode_views_together(tower, pixels, weak=weak) if pixels else []
+
+    def _hidden_states(self, pending: PendingImage, weak: int) -> Tensor:
+        assert pending.pixels is not None
+        parts = pending.pixels[:weak], pending.pixels[weak:]
+        return torch.cat([hidden_states(self.model, part) for part in parts])
+
+    def _towers(self, request: ImageRequest) -> list[Model]:
+        return [self.model, self.reward_model] if self.reward_model and request.reward else [self.model]
+
+    def _identify(self, pending: PendingImage) -> None:
+        """What the cache knows an image by: its file where that is enough, else its pixels."""
+        request = pending.request
+        if pending.digest:
+            return
+        if request.id is not None and isinstance(request.source, str) and request.for_benchmark:
+            pending.id, pending.digest = request.id, file_digest(request.source)
+        else:
+            pending.image = request.open()
+            pending.digest = image_id(pending.image)
+            pending.id = request.id or pending.digest
+
+    def _keys(self, pending: PendingImage, tower: Model) -> list[bytes]:
+        """Under which the cache may have the features of the current stage, the first for new ones."""
+        request, stage = pending.request, pending.stages[0]
+        kinds = [request.views.key, *([request.part_of.key] if request.part_of else [])]
+        if request.settled:  # a stage is a batch of its own, which has other last bits than the same views of a larger
+            kinds = [f"{request.views.key}_{stage.start}-{stage.stop}"]
+        return [feature_key(tower.fingerprint, kind, pending.id, pending.digest) for kind in kinds]
+
+    def _find(self, keys: Iterable[bytes], views: int) -> Tensor | None:
+        assert self._cache is not None
+        cached = (self._cache.get(key) for key in keys)
+        return next((features[:views] for features in cached if features is not None), None)
+
+
+@dataclass(eq=False)
+class _Slot:
+    """A place in the stream."""
+
+    pending: PendingImage
+    made: Future[None]
+    """Of the views of the current stage."""
+    error: ImageError | None = None
+
+    @property
+    def views(self) -> int:
+        """Of the current stage."""
+        return len(self.pending.stages[0])
+
+    @property
+    def outcome(self) -> Episode | ImageError | None:
+        """What the request gets; None as long as it is under way."""
+        return self.error or (self.pending.episode if self.pending.is_done else None)
+
+    def is_made(self) -> bool:
+        """Wait for the views; False if the image cannot be read."""
+        try:
+            self.made.result()
+        except ImageError as error:
+            self.error = error
+        return self.error is None
