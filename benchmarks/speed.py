@@ -47,7 +47,7 @@ from usetta.views import Operation, ViewDraw, ViewRecipe, draw_views, make_views
 
 MEAN, STD = (torch.tensor(each).view(3, 1, 1) for each in (OPENAI_MEAN, OPENAI_STD))
 SETS = ("caltech101", "flowers102", "oxford_pets", "dtd10")
-ROOT = Path(os.environ.get("USETTA_SHARED", "../shared")) / "data"
+ROOT = Path(os.environ.get("USETTA_TEST_IMAGES", "../shared/data"))
 PRECISIONS = ("fp32", "bf16", "int8") if computes_in_bf16() else ("fp32", "int8")
 """Those that this processor has instructions for."""
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

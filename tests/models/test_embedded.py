@@ -83,25 +83,25 @@ def test_the_text_tower_is_the_one_that_was_trained(model: CLIP) -> None:
 
 
 @pytest.mark.slow
-def test_its_image_features_are_clip_s(model: CLIP, shared: Path) -> None:
+def test_its_image_features_are_clip_s(model: CLIP, real_images: Path, reference_files: Path) -> None:
     """Against features that other code computed in bfloat16.
 
     Most agree to 0.999, a few only to 0.98 or less, for a reason that is not known: so this catches a wrong tower or
     wrong pixels, not small errors. Exactness is what the parity tests are for.
     """
-    stored = load_file(shared / "views" / "views_b16.safetensors")["pets_features"][:8, 0].float()
-    rows = json.loads((shared / "views" / "views_b16.json").read_text())["pets"]["rows"][:8]
-    items = json.loads((shared / "data" / "oxford_pets" / "manifest.json").read_text())["items"]
-    ours = [_weak_features(model, shared / "data" / "oxford_pets" / items[row][0]) for row in rows]
+    stored = load_file(reference_files / "views" / "views_b16.safetensors")["pets_features"][:8, 0].float()
+    rows = json.loads((reference_files / "views" / "views_b16.json").read_text())["pets"]["rows"][:8]
+    items = json.loads((real_images / "oxford_pets" / "manifest.json").read_text())["items"]
+    ours = [_weak_features(model, real_images / "oxford_pets" / items[row][0]) for row in rows]
     cosines = torch.cosine_similarity(torch.cat(ours), stored)
     assert cosines.min() > 0.98
     assert cosines.median() > 0.995
 
 
 @pytest.mark.slow
-def test_zero_shot_on_real_images(model: CLIP, shared: Path) -> None:
+def test_zero_shot_on_real_images(model: CLIP, real_images: Path) -> None:
     """Two pets of each breed: a fraction of the whole, which docs/embedded.md reports."""
-    folder = shared / "data" / "oxford_pets"
+    folder = real_images / "oxford_pets"
     items = json.loads((folder / "manifest.json").read_text())["items"]
     names = [name for _, name in sorted({(label, name) for _, label, name, _ in items})]
     chosen = [item for i, item in enumerate(items) if i % 5 == 0]

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from usetta.data.benchmark import find_benchmark
+from usetta.data.named import DATASETS
 from usetta.evaluate.store import ResultRow, Store
 
 CLASSES = ["red fox", 'naïve, "quoted" cat', "owl"]
@@ -55,7 +55,7 @@ def make_run(
     rows = list(rows)
     store.add(rows)
     for name in sorted({row.dataset for row in rows}):
-        known = find_benchmark(name)
+        known = DATASETS.find(name)
         facts = {
             "title": known.title if known else name,
             "family": known.family if known else "other",

@@ -269,9 +269,9 @@ def test_the_extractor_refuses_what_it_does_not_know(extractor: ModuleType) -> N
 
 
 def test_the_data_file_is_what_the_extractor_makes_of_the_paper(
-    extractor: ModuleType, shared: Path, capsys: pytest.CaptureFixture[str]
+    extractor: ModuleType, reference_files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (source,) = (shared / "paper").glob("*.txt")
+    (source,) = (reference_files / "paper").glob("*.txt")
     tables = extractor.read(source.read_text(encoding="utf-8"))
     extractor.add_deviations(tables)
     extractor.check(tables, print)

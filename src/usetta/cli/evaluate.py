@@ -167,9 +167,8 @@ def _print(found: "Table", shape: str) -> None:
 def _present(item: "PaperItem", data: Path | None) -> "list[Dataset]":
     """The datasets that are there; which are not is told."""
     from usetta.data import DataError
-    from usetta.data.benchmark import get_benchmark
     from usetta.data.dataset import AbsentError, NoListError
-    from usetta.data.registry import read_benchmark
+    from usetta.data.named import DATASETS
 
     if data is None:
         say("no folder of datasets (--data), so nothing is measured")
@@ -180,7 +179,7 @@ def _present(item: "PaperItem", data: Path | None) -> "list[Dataset]":
     found, absent = [], []
     for name in item.datasets:
         try:
-            reading = read_benchmark(get_benchmark(name), root)
+            reading = DATASETS.get(name).read(root)
         except (AbsentError, NoListError):
             absent.append(name)
         except DataError as error:

@@ -40,7 +40,7 @@ def ls_datasets(as_json: AsJson = False) -> None:
     from usetta.data import list_datasets
 
     columns = ("name", "title", "family", "images", "classes")
-    print_rows([{column: getattr(each, column) for column in columns} for each in list_datasets()], as_json)
+    print_rows([{column: getattr(dataset, column) for column in columns} for dataset in list_datasets()], as_json)
 
 
 @models_app.command("pull")

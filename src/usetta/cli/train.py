@@ -50,7 +50,7 @@ def coop_train(
         say(f"model: {loaded.name}, up to {shots} images of each of {len(shown.classes)} classes")
         paths = [item.path for item in shown]
         with FeatureCache(cache_dir() / "coop" / "features") as cache:
-            train_context(loaded, paths, shown.labels, shown.classes, recipe, out=out, say=say, cache=cache)
+            train_context(loaded, paths, shown.labels, shown.classes, recipe, out=out, log=say, cache=cache)
         losses = read_context_file(out)[0][LOSSES].tolist()
     say(f"loss: {losses[0]:.3f} in the first epoch, {losses[-1]:.3f} in the last")
     typer.echo(f"context: {out}")

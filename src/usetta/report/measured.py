@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from usetta import methods as known_methods
-from usetta.data.benchmark import BENCHMARKS, Benchmark
+from usetta.data import NamedDataset
+from usetta.data.benchmark import BENCHMARKS
 from usetta.evaluate.metrics import METRICS, group_means, over_seeds
 from usetta.evaluate.store import FailedImage, Store, StoreError
 from usetta.methods import FAMILIES
@@ -49,7 +50,7 @@ LOOKS: dict[str, SeriesLook] = {
 MEANS = {"in&o": "IN&O", "ood": "OOD", "fgvc": "FGVC", "avg": "Avg"}
 """Titles of the paper's means."""
 
-_PAPERS: dict[str, Benchmark] = {benchmark.name: benchmark for benchmark in BENCHMARKS}
+_PAPERS: dict[str, NamedDataset] = {benchmark.name: benchmark for benchmark in BENCHMARKS}
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class Measured:
         """What a dataset is called in tables."""
         return str(self.facts.get(dataset, {}).get("title", papers_title(dataset)))
 
-    def benchmark(self, dataset: str) -> Benchmark | None:
+    def benchmark(self, dataset: str) -> NamedDataset | None:
         """The paper's set of that name, unless this one is a folder that is only called like it."""
         return _PAPERS.get(dataset) if self.facts.get(dataset, {}).get("family") != "other" else None
 

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from data.miniature import LAYOUTS, SPLITS, make_aircraft, make_split, put, small
-from data.test_imagenet import make
+from data.miniature import LAYOUTS, SPLITS, make_aircraft, make_class_folders, make_split, put, small
 from usetta.data import DataError, UnknownDatasetError, check, list_datasets, load_dataset
-from usetta.data.benchmark import BENCHMARKS, get_benchmark, plain
-from usetta.data.checking import check_one
-from usetta.data.sources import SOURCES
+from usetta.data.benchmark import BENCHMARKS
+from usetta.data.load import check_one
+from usetta.data.named import DATASETS
 
 
 def test_the_fifteen_of_the_paper() -> None:
@@ -31,9 +30,8 @@ def test_the_fifteen_of_the_paper() -> None:
         "sun397": (19_850, 397),
         "food101": (30_300, 101),
     }
-    assert list({each.name: (each.images, each.classes) for each in list_datasets()}.items()) == list(sizes.items())
-    assert [each.family for each in BENCHMARKS] == ["imagenet"] * 5 + ["fine-grained"] * 10
-    assert list(SOURCES) == [each.name for each in BENCHMARKS]
+    assert [(dataset.name, (dataset.images, dataset.classes)) for dataset in list_datasets()] == list(sizes.items())
+    assert [dataset.family for dataset in BENCHMARKS] == ["imagenet"] * 5 + ["fine-grained"] * 10
 
 
 @pytest.mark.parametrize(
@@ -46,12 +44,7 @@ def test_the_fifteen_of_the_paper() -> None:
     ],
 )
 def test_aliases(alias: str, name: str) -> None:
-    assert get_benchmark(alias).name == name
-
-
-def test_no_two_sets_share_a_name() -> None:
-    names = [{plain(name) for name in (each.name, *each.folders, *each.aliases)} for each in BENCHMARKS]
-    assert sum(map(len, names)) == len(set.union(*names))
+    assert DATASETS.get(alias).name == name
 
 
 @pytest.mark.parametrize(("slip", "meant"), [("pet", "pets"), ("imagnet-a", "imagenet-a"), ("flowers", "flowers102")])
@@ -63,7 +56,7 @@ def test_a_slip_gets_a_suggestion(tmp_path: Path, slip: str, meant: str) -> None
 
 
 def test_a_name_like_nothing_gets_the_list(tmp_path: Path) -> None:
-    with pytest.raises(UnknownDatasetError, match="known are imagenet, imagenet-a, .*food101"):
+    with pytest.raises(UnknownDatasetError, match="known: imagenet, imagenet-a, .*food101"):
         load_dataset("zzzzzz", tmp_path)
 
 
@@ -104,7 +97,7 @@ def test_sets_with_names_of_their_own_take_no_others(tmp_path: Path) -> None:
 
 def test_check_of_an_empty_folder(tmp_path: Path) -> None:
     reports = check(tmp_path)
-    assert [report.name for report in reports] == [each.name for each in BENCHMARKS]
+    assert [report.name for report in reports] == [dataset.name for dataset in BENCHMARKS]
     assert {report.state for report in reports} == {"absent"}
     todo = {report.name: report.todo for report in reports}
     assert todo["dtd"] == f"Run `usetta data fetch dtd {tmp_path}`."
@@ -151,13 +144,14 @@ def test_check_counts_missing_images(tmp_path: Path) -> None:
 def test_check_says_where_the_list_is(tmp_path: Path, name: str) -> None:
     make_split(tmp_path, name).unlink()
     report = check(tmp_path, [name])[0]
-    source, split = SOURCES[name], get_benchmark(name).split
+    source = DATASETS.get(name).source
+    assert source is not None
     assert report.state == "no list"
     assert report.where == SPLITS[name][1]
-    assert report.todo == f"Download {split} from {source.list_url} into {source.folder}/."
+    assert report.todo == f"Download {source.list_file} from {source.list_url} into {source.folder}/."
 
 
-def test_a_list_alone_is_not_a_data_set(tmp_path: Path) -> None:
+def test_a_list_alone_is_not_a_dataset(tmp_path: Path) -> None:
     make_split(tmp_path, "pets", images=False)
     report = check(tmp_path, ["pets"])[0]
     assert (report.state, report.todo) == ("absent", f"Run `usetta data fetch pets {tmp_path}`.")
@@ -172,7 +166,7 @@ def test_check_of_something_malformed(tmp_path: Path) -> None:
     assert [report.state for report in reports] == ["broken"] * 3
     assert reports[0].todo == "Download it anew."
     assert reports[1].todo == "Sort them into one folder for each wnid."
-    assert reports[2].todo == "Move its folder away and fetch the set anew."
+    assert reports[2].todo == "Move its folder away and fetch the dataset anew."
     (tmp_path / "imagenet-a" / "n01498041").mkdir(parents=True)
     empty = check(tmp_path, ["imagenet-a"])[0]
     assert (empty.state, empty.problem) == ("broken", "imagenet-a has no images")
@@ -180,7 +174,7 @@ def test_check_of_something_malformed(tmp_path: Path) -> None:
 
 
 def test_check_of_class_folders(tmp_path: Path) -> None:
-    home = make(tmp_path, "imagenet-a")
+    home = make_class_folders(tmp_path, "imagenet-a", "imagenet-adversarial/imagenet-a")
     whole = check_one(small("imagenet-a", 201, 200), tmp_path)
     assert (whole.state, whole.images, whole.where) == ("complete", 201, "imagenet-adversarial/imagenet-a")
     shutil.rmtree(home / "n01498041")

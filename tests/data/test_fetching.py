@@ -12,11 +12,11 @@ import pytest
 from data.archives import tar_of, zip_of
 from data.miniature import IMAGE, SPLITS, make_split, put, small
 from data.server import Shelf
-from usetta.data import DataError, UnknownDatasetError, fetch, load_dataset
-from usetta.data.benchmark import BENCHMARKS, get_benchmark
-from usetta.data.fetching import _alone
-from usetta.data.imagenet import class_folders
-from usetta.data.sources import SOURCES
+from usetta.data import DataError, NamedDataset, Source, UnknownDatasetError, fetch, load_dataset
+from usetta.data.benchmark import BENCHMARKS
+from usetta.data.fetching import exclusive
+from usetta.data.layouts import class_folders
+from usetta.data.named import DATASETS
 
 
 @dataclass
@@ -26,24 +26,30 @@ class Shop:
     shelf: Shelf
     root: Path
     monkeypatch: pytest.MonkeyPatch
-    said: list[str]
+    logged: list[str]
 
     def offer(
         self, name: str, content: bytes, *, checksum: str | None = "md5", images: int = 3, classes: int = 4
     ) -> None:
         """Serve `content` as the archive of `name`, and let the paper's counts be those of the miniature."""
-        source = SOURCES[name]
+        source = source_of(name)
         assert source.archive is not None
         file = urlsplit(source.archive.url).path.rsplit("/", 1)[1]
         self.shelf.files[file] = content
         published = checksum and f"{checksum}:{hashlib.new(checksum, content).hexdigest()}"
         archive = replace(source.archive, url=f"{self.shelf.url}/{file}", checksum=published)
-        self.monkeypatch.setitem(SOURCES, name, replace(source, archive=archive))
-        self.monkeypatch.setattr("usetta.data.fetching.get_benchmark", lambda _: small(name, images, classes))
+        offered = replace(small(name, images, classes), source=replace(source, archive=archive))
+        self.monkeypatch.setattr("usetta.data.fetching.DATASETS", {name: offered})
 
     def fetch(self, name: str, *, keep_archive: bool = False) -> tuple[str, tuple[str, ...]]:
-        fetched = fetch(name, self.root, self.said.append, keep_archive=keep_archive)
+        fetched = fetch(name, self.root, self.logged.append, keep_archive=keep_archive)
         return fetched.report.state, fetched.by_hand
+
+
+def source_of(name: str) -> Source:
+    source = DATASETS.get(name).source
+    assert source is not None
+    return source
 
 
 @pytest.fixture
@@ -75,12 +81,14 @@ ARCHIVES = {
 def test_images_come_by_themselves_and_the_list_by_hand(shop: Shop, name: str) -> None:
     shop.offer(name, ARCHIVES[name])
     state, by_hand = shop.fetch(name)
-    source, split = SOURCES[name], get_benchmark(name).split
+    source = source_of(name)
     assert state == "no list"
-    assert by_hand == (f"Download {split} from {source.list_url} and put it into {shop.root / source.folder}/.",)
+    assert by_hand == (
+        f"Download {source.list_file} from {source.list_url} and put it into {shop.root / source.folder}/.",
+    )
     make_split(shop.root, name, images=False)  # what the step says
     assert shop.fetch(name) == ("complete", ())
-    assert load_dataset(name, shop.root).layout == f"{SPLITS[name][1]}, listed in {source.folder}/{split}"
+    assert load_dataset(name, shop.root).layout == f"{SPLITS[name][1]}, listed in {source.folder}/{source.list_file}"
     assert len(shop.shelf.requests) == 1
 
 
@@ -119,12 +127,12 @@ def test_the_relatives_of_imagenet(shop: Shop, name: str, inside: str, place: st
     folders = class_folders(name)
     files = {f"{inside}/{folder}/1.jpg": IMAGE for folder in folders} | {f"{inside}/README.txt": b"x"}
     content = zip_of(files) if name == "imagenet-sketch" else tar_of(files)
-    checksum = None if SOURCES[name].archive.checksum is None else "sha256"  # type: ignore[union-attr]
+    checksum = None if name == "imagenet-sketch" else "sha256"
     shop.offer(name, content, checksum=checksum, images=len(folders), classes=len(folders))
     assert shop.fetch(name) == ("complete", ())
     assert load_dataset(name, shop.root).layout == place
-    told = f"no published checksum of ImageNet-Sketch.zip; its SHA-256 is {hashlib.sha256(content).hexdigest()}"
-    assert (told in shop.said) == (name == "imagenet-sketch")
+    line = f"no published checksum of ImageNet-Sketch.zip; its SHA-256 is {hashlib.sha256(content).hexdigest()}"
+    assert (line in shop.logged) == (name == "imagenet-sketch")
 
 
 def test_a_second_call_does_nothing(shop: Shop) -> None:
@@ -132,10 +140,10 @@ def test_a_second_call_does_nothing(shop: Shop) -> None:
     make_split(shop.root, "pets", images=False)
     shop.fetch("pets")
     before = {path: path.stat().st_mtime_ns for path in shop.root.rglob("*")}
-    said = list(shop.said)
+    logged = list(shop.logged)
     assert shop.fetch("pets") == ("complete", ())
     assert {path: path.stat().st_mtime_ns for path in shop.root.rglob("*")} == before
-    assert (len(shop.shelf.requests), shop.said) == (1, said)
+    assert (len(shop.shelf.requests), shop.logged) == (1, logged)
 
 
 def test_what_was_downloaded_is_noted_and_the_archive_removed(shop: Shop) -> None:
@@ -231,7 +239,7 @@ def test_what_is_there_is_never_overwritten(shop: Shop) -> None:
     make_split(shop.root / "other", "pets", images=False)
     put(shop.root / "other/oxford_pets/images", ["mine.jpg"])
     shop.root = shop.root / "other"
-    with pytest.raises(DataError, match="oxford_pets/images is there already; move it away"):
+    with pytest.raises(DataError, match="oxford_pets/images exists already; move it away"):
         shop.fetch("pets")
     assert shop.shelf.requests == []
 
@@ -245,13 +253,16 @@ def test_a_set_in_another_layout_is_not_downloaded_again(shop: Shop) -> None:
 
 def test_two_fetches_do_not_meet(shop: Shop) -> None:
     shop.offer("pets", ARCHIVES["pets"])
-    with _alone(shop.root / ".usetta" / "pets.lock", "pets"), pytest.raises(DataError, match="another process; wait"):
+    with (
+        exclusive(shop.root / ".usetta" / "pets.lock", "pets"),
+        pytest.raises(DataError, match="another process; wait"),
+    ):
         shop.fetch("pets")
     assert shop.fetch("pets")[0] == "no list"
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "parts"),
     [
         ("imagenet", ["https://image-net.org/download.php", "{folder}/images/val/n01440764/"]),
         ("ucf101", ["UCF-101-midframes.zip", "split_zhou_UCF101.json from https://drive.google.com/file/d/1I0S0q91hJ"]),
@@ -259,39 +270,37 @@ def test_two_fetches_do_not_meet(shop: Shop) -> None:
         ("sun397", ["https://vision.princeton.edu/projects/2010/SUN/SUN397.tar.gz", "split_zhou_SUN397.json"]),
     ],
 )
-def test_where_only_people_can_go_the_steps_are_told(tmp_path: Path, name: str, told: list[str]) -> None:
-    said: list[str] = []
-    fetched = fetch(name, tmp_path / "new", said.append)
+def test_where_only_people_can_go_the_steps_are_returned(tmp_path: Path, name: str, parts: list[str]) -> None:
+    logged: list[str] = []
+    fetched = fetch(name, tmp_path / "new", logged.append)
     assert fetched.report.state == "absent"
     assert len(fetched.by_hand) == 2
-    folder = tmp_path / "new" / SOURCES[name].folder
-    for step, part in zip(fetched.by_hand, told, strict=True):
+    folder = tmp_path / "new" / source_of(name).folder
+    for step, part in zip(fetched.by_hand, parts, strict=True):
         assert part.format(folder=folder) in step
         assert "{" not in step
-    assert said == []
+    assert logged == []
 
 
-def test_steps_that_were_taken_are_not_told_again(tmp_path: Path) -> None:
+def test_steps_that_were_taken_are_not_repeated(tmp_path: Path) -> None:
     make_split(tmp_path, "ucf101", images=False)
     assert len(fetch("ucf101", tmp_path, print).by_hand) == 1
     make_split(tmp_path, "cars").unlink()
     assert [step.split()[1] for step in fetch("cars", tmp_path, print).by_hand] == ["split_zhou_StanfordCars.json"]
 
 
-def test_an_unknown_set_is_told(tmp_path: Path) -> None:
+def test_an_unknown_name_gets_a_suggestion(tmp_path: Path) -> None:
     with pytest.raises(UnknownDatasetError, match="did you mean 'pets'"):
         fetch("pet", tmp_path, print)
 
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda benchmark: benchmark.name)
-def test_the_table_of_sources_is_sound(benchmark: object) -> None:
-    known = next(each for each in BENCHMARKS if each is benchmark)
-    source = SOURCES[known.name]
-    assert source.folder == known.folders[0]
+def test_the_sources_of_the_fifteen_are_sound(benchmark: NamedDataset) -> None:
+    source = source_of(benchmark.name)
+    assert source.folder in benchmark.aliases
     assert bool(source.archive) != bool(source.by_hand)
-    assert bool(source.drive) == bool(known.split)
+    assert bool(source.list_url) == bool(source.list_file)
     if source.archive:
         assert source.archive.url.startswith("https://")
         assert re.fullmatch(r"md5:[0-9a-f]{32}|sha256:[0-9a-f]{64}", source.archive.checksum or f"md5:{'0' * 32}")
-        home = f"{source.folder}/{known.inner[0]}".rstrip("/")
-        assert home == source.archive.target or known.name == "aircraft"
+        assert source.archive.target.startswith(source.folder)
