@@ -260,7 +260,7 @@ def test_what_people_see(tmp_path: Path) -> None:
             Accuracy gain over clip, points (embedded)
 
             method  points  from   to     pᵃ      images
-            ──────────────────────────────────────────────
+            ────────────────────────────────────────────
             Pets
             use     33.33ᵇ  16.67  50.00  0.0020  30
 
