@@ -22,13 +22,13 @@ import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks.names import class_names
-from benchmarks.use import load
+from benchmarks.common import load
 from usetta.data import Dataset
 from usetta.evaluate.runner import EvalSettings, evaluate
 from usetta.images import open_image
 from usetta.models.config import CLIPConfig, TextConfig, ViTConfig
 from usetta.models.random_weights import random_model
+from usetta.timing import class_names
 from usetta.views import ViewRecipe, make_views
 
 METHODS = ("clip", "se")

@@ -21,7 +21,7 @@ from usetta.files import atomic_file
 _CLASSES = ("label", "prediction", "before")
 """Columns that hold a class index."""
 _FACTS = ("run", "dataset", "recipe", "classes", "root", "invocation")
-_GROUP_ROWS = 2**16
+GROUP_ROWS = 2**16
 """Rows in a group of a Parquet file: all that is in memory at once."""
 
 
@@ -114,7 +114,7 @@ def _write_parquet(file: IO[bytes], records: Iterable[dict[str, Any]], store: St
     )
     with parquet.ParquetWriter(file, schema) as writer:
         rest = iter(records)
-        while group := list(islice(rest, _GROUP_ROWS)):
+        while group := list(islice(rest, GROUP_ROWS)):
             writer.write_batch(arrow.RecordBatch.from_pylist(group, schema=schema))
 
 
