@@ -64,7 +64,6 @@ format: $(VENV)/.test
 	$(BIN)/ruff format .
 
 bench: setup $(VENV)/.test
-	$(BIN)/python -m benchmarks.se
 	$(BIN)/python -m benchmarks.use
 	$(BIN)/python -m benchmarks.methods
 	$(BIN)/python -m benchmarks.runner

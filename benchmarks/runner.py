@@ -25,8 +25,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks.names import class_names
-from benchmarks.use import load
+from benchmarks.common import load
 from usetta import methods
 from usetta.batch.runner import BatchSettings, classify
 from usetta.data import Dataset
@@ -34,6 +33,7 @@ from usetta.evaluate.runner import EvalSettings, evaluate
 from usetta.images import open_image
 from usetta.models.clip import random_model
 from usetta.models.config import CLIPConfig, TextConfig, ViTConfig
+from usetta.timing import class_names
 from usetta.views import ViewRecipe, make_views
 
 METHODS = ("clip", "se")

@@ -1,16 +1,16 @@
 """What the server does under load: `python -m benchmarks.serve [--json] [--seconds 60] [--clients 16]`.
 
-Three phases of equal length against a server of its own process: one client that asks again when it has its answer,
-`--clients` of them at once, and as many of whose requests every fifth is garbage (text as an image, half a JPEG, a
-bomb, malformed JSON, an unknown method, a body of two gigabytes, a client that hangs up). `throughput_ratio` is what
-many clients are answered over what one is, `garbage_slowdown` what the good requests lose to the garbage (1 is
-nothing), `memory_growth` what the server gains from the second to the last quarter of a phase, over what it has.
+Three phases of equal length with a server in a process of its own: one client that sends a request as soon as it has
+its answer, `--clients` of them at once, and as many of whose requests every fifth is garbage (text as an image, half a
+JPEG, a decompression bomb, malformed JSON, an unknown method, a body of two gigabytes, a client that disconnects).
+`throughput_ratio` is the throughput of many clients over that of one, `garbage_slowdown` what good requests lose to the
+garbage (1 is nothing), `memory_growth` the growth from the second to the last quarter of a phase over the mean.
 
-The request is an image of 24 megapixels and the method `clip`, one view. On a CPU the image tower gains next to
-nothing from a batch: an image that is alone in it already has all cores. What many clients can win is the time in
-which one client keeps a single core busy, when its image is sent, decoded and cut. The larger the image and the
-fewer the views, the more that is; with `--method se --views 8 --megapixels 1` the tower is nearly everything. Measure
-on a machine that does nothing else, and leave `OMP_NUM_THREADS` alone: it is the server's too.
+A request is an image of 24 megapixels with the method `clip`, one view. On a CPU the image tower gains next to nothing
+from a batch: one image already uses all cores. What many clients can gain is the time in which a single client keeps
+only one core busy, while its image is sent, decoded and cropped. That is more the larger the image and the fewer the
+views; with `--method se --views 8 --megapixels 1` the tower takes nearly all of the time. Measure on an otherwise idle
+machine, and do not set `OMP_NUM_THREADS`: the server would inherit it.
 """
 
 import argparse
@@ -28,18 +28,19 @@ from dataclasses import dataclass, field
 from statistics import mean
 
 import httpx
-import numpy as np
-import torch
 from PIL import Image
+
+from benchmarks.common import show
+from usetta.timing import generated_jpeg
 
 CLASSES = ["tabby cat", "red fox", "golden retriever", "sports car", "teapot", "lighthouse", "violin", "mushroom"]
 GARBAGE = 0.2
-DEMO_IMAGES = 4
+IMAGES = 4
 
 
 @dataclass(frozen=True)
 class Request:
-    """A body to send, and the statuses that are right for it."""
+    """A body to send, and the statuses that are correct for it."""
 
     body: bytes
     content_type: str
@@ -48,7 +49,7 @@ class Request:
 
 @dataclass
 class Phase:
-    """What clients saw in a phase."""
+    """What clients observed in a phase."""
 
     answered: int = 0
     refused: int = 0
@@ -63,27 +64,12 @@ class Phase:
         return self.answered / self.seconds
 
     def growth(self) -> float:
-        """Megabytes by which the least of the last quarter exceeds the least of the second (the first warms up).
+        """Megabytes by which the minimum of the last quarter exceeds that of the second (the first warms up).
 
-        The least, because an image of this size takes a hundred megabytes while it is decoded.
+        The minimum, because an image of this size takes a hundred megabytes while it is decoded.
         """
         quarter = max(1, len(self.memory) // 4)
         return min(self.memory[-quarter:]) - min(self.memory[quarter : 2 * quarter] or self.memory)
-
-
-def image(seed: int, megapixels: float) -> bytes:
-    """A JPEG with shapes and a little noise, three by two."""
-    rng = np.random.default_rng(seed)
-    height = int((megapixels * 1e6 / 1.5) ** 0.5)
-    coarse = Image.fromarray(rng.integers(0, 256, (20, 30, 3), dtype=np.uint8))
-    pixels = np.asarray(coarse.resize((height * 3 // 2, height), Image.Resampling.BICUBIC), dtype=np.int16)
-    noise = np.tile(
-        rng.integers(-6, 7, (256, 256, 1), dtype=np.int16), (-(-height // 256), -(-pixels.shape[1] // 256), 1)
-    )
-    noisy = np.clip(pixels + noise[:height, : pixels.shape[1]], 0, 255).astype(np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(noisy).save(buffer, "JPEG", quality=85)
-    return buffer.getvalue()
 
 
 def form(content: bytes, method: str, views: int) -> Request:
@@ -94,7 +80,7 @@ def form(content: bytes, method: str, views: int) -> Request:
 
 
 def garbage(good: Request, content: bytes, method: str) -> list[Request]:
-    """Requests that deserve nothing but an error."""
+    """Requests that must be refused."""
     kind = good.content_type
 
     def refused(body: bytes) -> Request:
@@ -113,15 +99,15 @@ def garbage(good: Request, content: bytes, method: str) -> list[Request]:
     ]
 
 
-def hang_up(port: int, good: Request) -> None:
-    """Send half a request, and go."""
+def disconnect(port: int, good: Request) -> None:
+    """Send half a request, then close the connection."""
     with socket.create_connection(("127.0.0.1", port), timeout=10) as wire:
         head = f"POST /v1/classify HTTP/1.1\r\nHost: x\r\nContent-Type: {good.content_type}\r\n"
         wire.sendall(f"{head}Content-Length: {len(good.body)}\r\n\r\n".encode() + good.body[:10_000])
 
 
 def two_gigabytes(port: int) -> int:
-    """The status that a request of such a length gets."""
+    """The status of a request that announces so many bytes."""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as wire:
         head = b"POST /v1/classify HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         wire.sendall(head + b"Content-Length: 2147483648\r\n\r\n")
@@ -138,7 +124,7 @@ class Load:
         self._bads = bads
 
     def phase(self, clients: int, seconds: float, bad: float = 0.0) -> Phase:
-        """`clients` that ask until the time is over, a part `bad` of their requests being garbage."""
+        """Let `clients` send requests until the time is over, a share `bad` of them garbage."""
         phase, start = Phase(), time.monotonic()
         end = start + seconds
         threads = [
@@ -156,7 +142,7 @@ class Load:
         return phase
 
     def metric(self, name: str) -> float:
-        """A value that the server counts."""
+        """One of the server's metrics."""
         lines = httpx.get(f"{self._url}/metrics", timeout=60).text.splitlines()
         return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
@@ -189,7 +175,7 @@ class Load:
         if choice < len(self._bads):
             return self._ask(client, self._bads[choice])
         if choice == len(self._bads):
-            hang_up(self._port, self._goods[0])
+            disconnect(self._port, self._goods[0])
             return "refused"
         return "refused" if two_gigabytes(self._port) == 413 else "two gigabytes were not refused"
 
@@ -219,9 +205,10 @@ def _drain(read: Callable[[], str]) -> None:
         pass
 
 
-def measure(options: argparse.Namespace) -> dict[str, float | int | str]:
+def measure(options: argparse.Namespace) -> dict[str, float]:
     """The figures, by name."""
-    contents = [image(seed, options.megapixels) for seed in range(DEMO_IMAGES)]
+    height = int((1e6 * options.megapixels / 1.5) ** 0.5)
+    contents = [generated_jpeg(seed, (height * 3 // 2, height), noise=6) for seed in range(IMAGES)]
     goods = [form(content, options.method, options.views) for content in contents]
     process, port = start(options.model)
     try:
@@ -260,13 +247,7 @@ def main() -> None:
     parser.add_argument("--views", type=int, default=1)
     parser.add_argument("--megapixels", type=float, default=24.0, help="of the images")
     options = parser.parse_args()
-    figures = measure(options)
-    if options.json:
-        setting = {"threads": torch.get_num_threads(), "clients": options.clients, "seconds": options.seconds}
-        print(json.dumps(setting | figures))
-        return
-    for name, figure in figures.items():
-        print(f"{figure:10.3f}  {name}")
+    show(measure(options), {}, as_json=options.json, clients=options.clients, seconds=options.seconds)
 
 
 if __name__ == "__main__":

@@ -189,5 +189,5 @@ def write_pages(found: list[DemoAnswers], folder: Path, model: Model, views: int
     )
     (folder / "index.html").write_text(page, encoding="utf-8")
     with Store(folder / "run", create=False) as store:
-        write_report(store, folder / "report.html", against=next(iter(about)))
+        write_report(store, folder / "report.html", baseline=next(iter(about)))
     return folder / "index.html"

@@ -84,7 +84,7 @@ def test_json_is_one_object_with_all_that_the_run_knows(run: Store, tmp_path: Pa
 
 def test_parquet_comes_back_as_it_was(run: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    monkeypatch.setattr(exporting, "_AT_ONCE", 2)
+    monkeypatch.setattr(exporting, "GROUP_ROWS", 2)
     assert export(run, tmp_path / "rows.parquet") == 3
     file = parquet.ParquetFile(tmp_path / "rows.parquet")
     assert file.num_row_groups == 2  # three rows, two at a time

@@ -16,14 +16,14 @@ def bench(
     device: Device = None,
     compiled: Compiled = False,
     weights: Annotated[
-        str | None, typer.Option(help="'random', to measure an architecture whose weights are not at hand.")
+        str | None, typer.Option(help="'random', to measure an architecture without its weights.")
     ] = None,
-    classes: Annotated[int, typer.Option(help="How many classes there are to choose from.", min=2)] = 100,
+    classes: Annotated[int, typer.Option(help="Number of classes.", min=2)] = 100,
     views: Annotated[int, typer.Option(help="Views per image.", min=2)] = 64,
     augmix: Annotated[bool, typer.Option("--augmix/--no-augmix", help="AugMix, or crops only.")] = True,
-    repeat: Annotated[int, typer.Option(help="The shortest of so many runs counts.", min=1)] = 3,
+    repeat: Annotated[int, typer.Option(help="Runs, of which the shortest counts.", min=1)] = 3,
     memory: Annotated[
-        bool, typer.Option("--memory/--no-memory", help="Memory as well, which takes a process for each method.")
+        bool, typer.Option("--memory/--no-memory", help="Also measure memory, in a process for each method.")
     ] = True,
     as_json: AsJson = False,
 ) -> None:
@@ -38,7 +38,7 @@ def bench(
 
     with clear_errors():
         job = measuring.BenchSettings(model, weights, classes, views, augmix, precision, device, compiled)
-        costs = measuring.measure(job, split(methods), repeat=repeat, memory=memory, say=say)
+        costs = measuring.measure(job, split(methods), repeat=repeat, memory=memory, log=say)
         if as_json:
             typer.echo(json.dumps({"job": asdict(job), **asdict(costs)}, indent=1))
             return

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from usetta.evaluate.runner import EvalSummary
     from usetta.evaluate.store import Store
     from usetta.models import Model
-    from usetta.report.items import PaperItem
+    from usetta.report.reproduce import PaperItem
     from usetta.report.tables import Table
 
 Run = Annotated[Path, typer.Argument(help="Directory of a run.", metavar="RUN")]
@@ -31,7 +31,7 @@ def table(
         str | None, typer.Option(help="top1 (the default), top5, ece, nll, brier, skip_ratio or seconds_per_image.")
     ] = None,
     dataset: Annotated[str | None, typer.Option("--dataset", "-d", help="All metrics on this dataset.")] = None,
-    against: Annotated[
+    baseline: Annotated[
         str | None, typer.Option(help="Differences in accuracy from this method, with confidence intervals.")
     ] = None,
     no_paper: Annotated[bool, typer.Option("--no-paper", help="Without the paper's numbers.")] = False,
@@ -42,13 +42,13 @@ def table(
 
     with clear_errors():
         _check_format(shape)
-        if sum(each is not None for each in (metric, dataset, against)) > 1:
-            raise ValueError("choose one of --metric, --dataset and --against")
+        if sum(each is not None for each in (metric, dataset, baseline)) > 1:
+            raise ValueError("choose one of --metric, --dataset and --baseline")
         with Store(run, create=False) as store:
             if dataset is not None:
                 found = metrics_table(store, dataset)
-            elif against is not None:
-                found = differences_table(store, against)
+            elif baseline is not None:
+                found = differences_table(store, baseline)
             else:
                 found = accuracy_table(store, metric=metric or "top1", paper=not no_paper)
         _print(found, shape)
@@ -126,7 +126,7 @@ def reproduce(
 
 
 def _list_items() -> None:
-    from usetta.report.items import ITEMS
+    from usetta.report.reproduce import ITEMS
 
     print_rows(
         [
@@ -215,12 +215,12 @@ def _measure(
     """Compute what the run lacks, if anything."""
     from usetta.evaluate.runner import EvalSettings, evaluate
     from usetta.evaluate.store import FILE, Store
-    from usetta.report.reproduce import needed
+    from usetta.report.reproduce import missing_results
 
     sizes = {each.name: min(len(each), limit or len(each)) for each in sets}
     if (out / FILE).is_file():
         with Store(out) as store:
-            missing = needed(item, store, seeds=seeds, images=sizes)
+            missing = missing_results(item, store, seeds=seeds, images=sizes)
         if not any(each.dataset in sizes for each in missing):
             return None
     loaded = load()
@@ -260,12 +260,13 @@ def _possible(item: "PaperItem", model: "Model") -> list[str]:
 
 def _show(item: "PaperItem", store: "Store", shape: str) -> bool:
     """Print a table, or write a figure and print where; False if there is nothing to draw."""
-    from usetta.report.reproduce import as_figures, as_table
+    from usetta.report.reproduce import as_table
 
     if item.kind != "figure":
         _print(as_table(item, store), shape)
         return True
-    from usetta.report.figures import save
+    from usetta.report.paper_figures import as_figures
+    from usetta.report.style import save
 
     drawn = as_figures(item, store)
     for note in drawn.notes:

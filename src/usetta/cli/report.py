@@ -12,7 +12,7 @@ from usetta.cli.app import app, clear_errors, say
 def report(
     run: Annotated[Path, typer.Argument(help="Directory of a run.", metavar="RUN")],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write. Default: report.html in RUN.")] = None,
-    against: Annotated[str, typer.Option(help="Method that the others are compared with.")] = "clip",
+    baseline: Annotated[str, typer.Option(help="Method that the others are compared with.")] = "clip",
     shown: Annotated[
         int, typer.Option(help="How many images to show that became right, and as many that became wrong.", min=0)
     ] = 12,
@@ -22,5 +22,5 @@ def report(
     from usetta.report.run import write_report
 
     with clear_errors(), Store(run, create=False) as store:
-        path = write_report(store, out or run / "report.html", against=against, shown=shown, say=say)
+        path = write_report(store, out or run / "report.html", baseline=baseline, shown=shown, log=say)
     typer.echo(f"report: {path}")
