@@ -81,7 +81,9 @@ def test_a_killed_process_leaves_whole_batches(tmp_path: Path) -> None:
 def test_what_is_not_a_cache_is_named(tmp_path: Path, model: CLIP, things: Dataset) -> None:
     def refused(message: str) -> None:
         before = (tmp_path / CACHE_FILE).read_bytes()
-        with pytest.raises(CacheError, match=f"{CACHE_FILE} cannot be used as a cache of features .*{message}.*delete it"):
+        with pytest.raises(
+            CacheError, match=f"{CACHE_FILE} cannot be used as a cache of features .*{message}.*delete it"
+        ):
             evaluate(model, [things], ["se"], tmp_path / "run", SETTING, cache=tmp_path)
         assert (tmp_path / CACHE_FILE).read_bytes() == before
         assert not (tmp_path / "run").exists()

@@ -14,11 +14,13 @@ from dataclasses import asdict, dataclass, replace
 import torch
 
 from usetta import methods as known
-from usetta.episode import Episode, answer, check, encode, encode_with_hidden
+from usetta.episode import Episode, answer, check
 from usetta.evaluate.provenance import peak_memory
 from usetta.images import open_image
 from usetta.methods.recipe import Recipe
 from usetta.models import Model
+from usetta.models.base import encode_views, require_last_blocks
+from usetta.pipeline import ImageRequest, Pipeline
 from usetta.prompts import ClassPrompts
 from usetta.report import paper
 from usetta.report.tables import Cell, Column, Table, TableRow
@@ -141,7 +143,7 @@ def _load(job: BenchSettings) -> Model:
 
 def _possible(model: Model, log: Callable[[str], object]) -> list[str]:
     try:
-        model.last_blocks()
+        require_last_blocks(model)
     except ValueError as error:
         log(f"without ttl: {error}")
         return [name for name in METHODS if name != "ttl"]
@@ -167,20 +169,19 @@ def _stages(
         "read": shortest(lambda: open_image(file), repeat),
         "one view": shortest(lambda: make_views(image, "image", one_view), repeat),
         "views": shortest(lambda: make_views(image, "image", recipe), repeat),
-        "encode one view": shortest(lambda: encode(model, weak), repeat),
-        "encode views": shortest(lambda: encode(model, pixels), repeat, warm_up=False),  # one view has warmed up
+        "encode one view": shortest(lambda: encode_views(model, weak), repeat),
+        "encode views": shortest(lambda: encode_views(model, pixels), repeat, warm_up=False),  # one view has warmed up
         "text, once for a class list": shortest(
             lambda: ClassPrompts(model.text, class_names(job.classes)).features(), 1, warm_up=False
         ),
     }
-    return stages, _episode(model, pixels, hidden=hidden)
+    return stages, _episode(model, file, recipe, hidden=hidden)
 
 
-def _episode(model: Model, pixels: torch.Tensor, *, hidden: bool) -> Episode:
-    if not hidden:
-        return Episode(encode(model, pixels))
-    features, states = encode_with_hidden(model, pixels)
-    return Episode(features, hidden=states)
+def _episode(model: Model, file: bytes, views: ViewRecipe, *, hidden: bool) -> Episode:
+    (episode,) = Pipeline(model).stream([ImageRequest(file, views, id="image", hidden=hidden)])
+    assert isinstance(episode, Episode)
+    return episode
 
 
 def _main(arguments: Sequence[str]) -> None:
@@ -189,9 +190,8 @@ def _main(arguments: Sequence[str]) -> None:
     model, recipe = _load(job), _recipe(name)
     views = 1 if recipe.weak_only and name != CLIP_64 else job.views
     view_recipe = ViewRecipe(views=views, size=model.image_size, augmix=job.augmix)
-    pixels = make_views(open_image(generated_jpeg(0)), "image", view_recipe)
     prompts = ClassPrompts(model.text, class_names(job.classes))
-    answer(recipe, [_episode(model, pixels, hidden=recipe.needs_hidden)], model, prompts)
+    answer(recipe, [_episode(model, generated_jpeg(0), view_recipe, hidden=recipe.needs_hidden)], model, prompts)
     sys.stdout.write(f"{peak_memory() or 0}\n")
 
 

@@ -1,8 +1,8 @@
 """Classify any number of images into a directory of Parquet files, by any engine, and resume where it was stopped.
 
-Random draws are keyed by the content of an image, as everywhere in `Classifier`. So an answer depends on nothing but the
-image and the settings: not on the source it came from, nor on the images that travelled with it, on the worker or on
-the file that it is written to.
+Random draws are keyed by the content of an image, as everywhere in `Classifier`. So an answer depends on nothing but
+the image and the settings: not on the source it came from, nor on the images that travelled with it, on the worker or
+on the file that it is written to.
 """
 
 import hashlib

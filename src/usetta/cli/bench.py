@@ -13,7 +13,7 @@ def bench(
     methods: Annotated[str, typer.Option("--methods", "-m", help="Methods; by default those of the paper.")] = "",
     model: ModelName = "auto",
     precision: Precision = "fp32",
-    device: Device = None,
+    device: Device = "auto",
     compiled: Compiled = False,
     weights: Annotated[
         str | None, typer.Option(help="'random', to measure an architecture without its weights.")

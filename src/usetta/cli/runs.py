@@ -74,7 +74,7 @@ def evaluate(
     cpus_per_worker: CpusPerWorker = 1,
     gpus_per_worker: GpusPerWorker = 0,
 ) -> None:
-    """Measure methods on datasets, and print a table. Rerun the same command to resume, or with more methods to add them.
+    """Measure methods on datasets, and print a table. Rerun the same command to resume.
 
     Unreadable images are reported and left out; the exit code is then 1.
     """

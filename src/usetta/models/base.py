@@ -135,16 +135,10 @@ def encode_views_together(model: Model, pixels_of_images: Sequence[Tensor], *, w
     import torch
 
     fitting = [_resized(pixels, model.image_size) for pixels in pixels_of_images]
-    batch = encode_views(
-        model, torch.cat([p[:weak] for p in fitting] + [p[weak:] for p in fitting]), weak=weak * len(fitting)
-    )
-    first, strong = batch[: weak * len(fitting)], batch[weak * len(fitting) :]
-    own = zip(
-        first.split(weak) if weak else [first] * len(fitting),
-        strong.split([len(p) - weak for p in fitting]),
-        strict=True,
-    )
-    return [torch.cat(parts) for parts in own]
+    by_kind = [pixels[:weak] for pixels in fitting] + [pixels[weak:] for pixels in fitting]
+    features = encode_views(model, torch.cat(by_kind), weak=weak * len(fitting))
+    parts = torch.split(features, [len(pixels) for pixels in by_kind])
+    return [torch.cat(own) for own in zip(parts[: len(fitting)], parts[len(fitting) :], strict=True)]
 
 
 def _crop_encoder(model: Model) -> Callable[[Tensor], Tensor]:
