@@ -33,7 +33,7 @@ NAMES = [
 def generated(n: int) -> Iterator[str]:
     """Strings put together from the pieces above and from random characters that Unicode 3.2 already knew.
 
-    The age matters because "letter" and "digit" are what a library's Unicode tables say, and those of `regex` (OpenAI)
+    The age matters because "letter" and "digit" depend on a library's Unicode tables, and those of `regex` (OpenAI)
     and `tokenizers` (here) are of different versions, which differ on characters added since.
     """
     rng = random.Random(0)
@@ -58,7 +58,7 @@ def _character(rng: random.Random) -> str:
 
 
 def shared_names() -> list[str]:
-    """Class names of the datasets that cannot be published, where they are at hand."""
+    """Class names of the datasets that cannot be published, where they are available."""
     if not SHARED.is_dir():
         return []
     lists = json.loads((SHARED / "align/names.json").read_text())
@@ -91,10 +91,10 @@ def test_generated_strings() -> None:
 
 
 @pytest.mark.slow
-def test_class_names_of_the_data_sets() -> None:
+def test_class_names_of_the_datasets() -> None:
     names = shared_names()
     if not names:
-        pytest.skip(f"{SHARED} is not there (set USETTA_SHARED)")
+        pytest.skip(f"class names not found: {SHARED} does not exist (set USETTA_SHARED)")
     assert_equal([f"a photo of a {name.replace('_', ' ')}." for name in names])
 
 
