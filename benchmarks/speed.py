@@ -35,7 +35,7 @@ from usetta.data import load_dataset
 from usetta.episode import encode
 from usetta.images import open_image
 from usetta.methods.recipe import run
-from usetta.models import lanes, load_model
+from usetta.models import load_model, parallel
 from usetta.models.config import OPENAI_MEAN, OPENAI_STD
 from usetta.models.precision import computes_in_bf16
 from usetta.models.towers import normalised
@@ -100,7 +100,7 @@ def torch_threads(count: int) -> Iterator[None]:
 def fast_views(path: Path, recipe: ViewRecipe) -> Iterator[Tensor]:
     """Ours."""
     pixels = make_views(open_image(path, for_benchmark=True), path.name, recipe)
-    for few in torch.split(pixels, lanes.ON_CPU):
+    for few in torch.split(pixels, parallel.ON_CPU):
         yield normalised(few, OPENAI_MEAN, OPENAI_STD)
 
 
@@ -209,7 +209,7 @@ def tower(rounds: int) -> dict[str, float]:
 
 @cache
 def embedded(precision: str) -> Any:
-    return load_model("embedded", precision=precision)
+    return load_model("embedded", device="cpu", precision=precision)
 
 
 def random_views() -> Tensor:
@@ -225,7 +225,7 @@ def weak_agreement(precision: str, images: int) -> float:
         for i in range(images):
             item = dataset[i * len(dataset) // images]
             pixels = make_views(open_image(item.path, for_benchmark=True), item.id, ViewRecipe(views=1))
-            ours, theirs = exact.encode_images(pixels), other.encode_images(pixels)
+            ours, theirs = exact.encode_images(pixels), (other.encode_crops or other.encode_images)(pixels)
             same += int((ours @ text.T).argmax() == (theirs @ text.T).argmax())
             cosines.append(float((ours * theirs).sum()))
     log(f"{precision}: cosine {np.mean(cosines):.5f}, at least {min(cosines):.5f}")

@@ -27,7 +27,7 @@ def auto_is_fp32_on_the_cpu() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: False)
         patch.setattr(torch.backends.mps, "is_available", lambda: False)
-        patch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False, raising=False)
+        patch.setattr("usetta.models.precision.computes_in_bf16", lambda: False)
         yield
 
 

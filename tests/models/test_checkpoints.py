@@ -144,10 +144,10 @@ def test_another_architecture_is_named(folder: Path) -> None:
         load_checkpoint(path, name="x", architecture="ViT-B-16", activation="quick_gelu")
 
 
-def test_published_architectures_are_told_apart(tmp_path: Path) -> None:
+def test_published_architectures_are_distinguished(tmp_path: Path) -> None:
     with torch.device("meta"):
         shapes = to_foreign(CLIP(ARCHITECTURES["RN50"], name="").state_dict(), "openai")
-    zero = torch.zeros(1)  # views of one number: a file of a hundred million parameters that takes no room
+    zero = torch.zeros(1)  # views of one number: a file of a hundred million parameters that takes no space
     torch.save({key: zero.expand(tensor.shape) for key, tensor in shapes.items()}, tmp_path / "RN50.pt")
     with pytest.raises(
         ModelError, match=r"RN50\.pt does not fit RN101 \(it holds RN50\); .*missing keys: logit_scale, visual"

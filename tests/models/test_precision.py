@@ -14,8 +14,8 @@ from models.tiny import TINY_RESNET, TINY_VIT, disturbed
 from usetta import Classifier
 from usetta.models import ModelError, load_model
 from usetta.models.base import encode_views, encode_views_together
-from usetta.models.clip import CLIP, VisionTransformer
-from usetta.models.config import CLIPConfig, ViTConfig
+from usetta.models.clip import CLIP, VisionTransformer, random_model
+from usetta.models.config import ARCHITECTURES, CLIPConfig, ViTConfig
 from usetta.models.int8 import Int8Blocks, Int8Linear, rotation, round_rows, scale_rows
 from usetta.models.precision import computes_in_bf16, prepare, resolve_device, resolve_precision
 from usetta.models.towers import TwoTowers
@@ -196,11 +196,17 @@ def test_unknown_precision() -> None:
 
 def test_slow_bf16_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     for supported in (True, False):
-        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda s=supported: s, raising=False)
+        monkeypatch.setattr("usetta.models.precision.computes_in_bf16", lambda s=supported: s)
         with caplog.at_level(logging.WARNING, logger="usetta"):
             prepare(disturbed(TINY_VIT), "bf16")
         assert ("no instructions for bf16" in caplog.text) is not supported
-    monkeypatch.setattr(torch.ops, "mkldnn", object())  # a PyTorch that is built without oneDNN
+
+
+def test_only_a_pytorch_with_onednn_can_have_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    for supported in (True, False):
+        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda s=supported: s, raising=False)
+        assert computes_in_bf16() is supported
+    monkeypatch.setattr(torch.ops, "mkldnn", object())
     assert not computes_in_bf16()
 
 
@@ -236,12 +242,12 @@ def test_a_model_of_ones_own_is_left_alone() -> None:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Pretends that this machine has certain processors."""
+    """Pretends that this machine has such a GPU or CPU."""
 
     def pretend(*, cuda: bool = False, mps: bool = False, bf16: bool = False) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
-        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: bf16, raising=False)
+        monkeypatch.setattr("usetta.models.precision.computes_in_bf16", lambda: bf16)
 
     return pretend
 
@@ -305,12 +311,10 @@ def test_auto_leaves_other_image_towers_in_fp32(machine: Callable[..., None]) ->
 
 @pytest.mark.slow
 def test_a_tower_of_full_size_agrees() -> None:
-    with pytest.warns(UserWarning, match="random weights"):
-        exact, small = (
-            load_model("ViT-B-32", weights="random", device="cpu", precision=precision)
-            for precision in ("fp32", "int8")
-        )
-    assert isinstance(small, CLIP)
-    assert small.encode_crops is not None
-    pixels = torch.randint(0, 256, (2, 3, 224, 224), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    assert (exact.encode_images(pixels) * small.encode_crops(pixels)).sum(dim=1).min() > 0.999
+    config = ARCHITECTURES["ViT-B-32"]
+    model = random_model(replace(config, text=TINY_VIT.text), name="full size")
+    pixels = pixels_for(model, 2)
+    exact = model.encode_images(pixels)
+    prepare(model, "int8")
+    assert model.encode_crops is not None
+    assert (exact * model.encode_crops(pixels)).sum(dim=1).min() > 0.999

@@ -237,7 +237,7 @@ def _from_hub(name: str, options: LoadOptions) -> "CLIP | Siglip":
 
 
 def _companions(file: str) -> tuple[str, ...]:
-    """The files that say about weights what the weights cannot."""
+    """The files that hold what cannot be read off the weights."""
     if file.startswith("open_clip"):
         return ("open_clip_config.json",)
     return ("config.json", "preprocessor_config.json", "tokenizer.json")
