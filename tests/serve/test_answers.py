@@ -15,6 +15,7 @@ from usetta import Classifier, methods
 from usetta.coop import save_context
 from usetta.methods.recipe import READOUTS
 from usetta.models.clip import CLIP
+from usetta.models.random_weights import random_model
 from usetta.prompts import ClassPrompts
 from usetta.serve.settings import Settings
 
@@ -85,13 +86,66 @@ def test_class_names_of_a_form_may_come_one_per_line(server: Running) -> None:
     assert one_per_line.json() == server.send({"classes": CLASSES, "views": "8"}).json()
 
 
-def test_views_may_be_left_out_and_are_then_as_many_as_the_limit_allows(server: Running, tiny_model: CLIP) -> None:
-    answer = httpx.post(f"{server.url}/v1/classify", json={"image": in_base64(png()), "classes": CLASSES})
-    assert len(answer.json()["why"]["entropies"]) == 64
-    few = Settings(limits=replace(Settings().limits, views=5))
-    with running(few, tiny_model) as other:
-        answer = httpx.post(f"{other.url}/v1/classify", json={"image": in_base64(png()), "classes": CLASSES})
-        assert len(answer.json()["why"]["entropies"]) == 5
+@pytest.fixture
+def confident_model(tiny_model: CLIP) -> CLIP:
+    """The tiny model with a scale at which the views of some images agree, so that adaptive answers need not all 64."""
+    model = copy(tiny_model)
+    model.logit_scale = 1000.0
+    return model
+
+
+def test_views_are_adaptive_unless_a_number_is_sent(confident_model: CLIP) -> None:
+    classifiers = {method: Classifier(CLASSES, confident_model, method) for method in ("se", "use", "clip")}
+    counts = set()
+    with running(Settings(), confident_model) as server:
+        for seed in range(6):
+            for method, classifier in classifiers.items():
+                asked = {"image": in_base64(png(seed)), "classes": CLASSES, "method": method}
+                answer = httpx.post(f"{server.url}/v1/classify", json=asked, timeout=60).json()
+                right = classifier(png(seed)).as_dict(top=None)
+                assert_same(answer, right)
+                assert answer["probability"] == right["probability"]  # not merely near
+                counts.add(answer["why"]["views"])
+                assert server.ask(png(seed), method=method, views="adaptive").json() == answer
+        assert server.send({"classes": CLASSES, "views": "adaptive"}).json()["why"]["views"] in counts
+    assert 1 in counts  # zero-shot
+    assert len(counts) >= 3  # some images are settled early, others are not
+
+
+def test_adaptive_views_stop_at_the_limit_of_the_server(tiny_model: CLIP) -> None:
+    few = Settings(limits=replace(Settings().limits, views=20))
+    with running(few, tiny_model) as server:
+        assert server.ask(views="adaptive").json()["why"]["views"] == 20
+        assert server.ask(views=21).status_code == 422
+
+
+def test_a_large_image_is_decoded_again_for_each_stage_and_answered_alike(
+    tiny_model: CLIP, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("usetta.serve.service._KEPT_PIXELS", 100)
+    with running(Settings(), tiny_model) as server:
+        answer = server.ask(png(1), views="adaptive").json()
+    assert_same(answer, expected(tiny_model, png(1), CLASSES))
+
+
+def test_rewards_come_from_the_reward_model(tiny_model: CLIP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = random_model(tiny_model.config, name="other", seed=7)
+    monkeypatch.setattr("usetta.serve.service.load_model", lambda name, **_settings: other)
+    rewarded = expected(tiny_model, png(2), CLASSES, "rlcf", views=8, reward_model=other)
+    assert rewarded["probability"] != expected(tiny_model, png(2), CLASSES, "rlcf", views=8)["probability"]
+    with running(Settings(reward_model="other", cache=tmp_path), tiny_model) as server:
+        for _ in range(2):  # the second from the cache
+            answer = server.ask(png(2), method="rlcf").json()
+            assert_same(answer, rewarded)
+            assert answer["probability"] == rewarded["probability"]
+
+
+def test_with_a_cache_an_image_is_encoded_once(waiting: Waiting, tmp_path: Path) -> None:
+    waiting.may.set()
+    with running(Settings(cache=tmp_path), waiting) as server:
+        answers = [server.ask(png(1), method=method).json() for method in ("se", "se", "use", "clip")]
+    assert waiting.calls == [1, 7]
+    assert answers[0] == answers[1]
 
 
 def test_a_batch_has_an_answer_for_each_image_and_the_error_in_the_place_of_a_bad_one(
@@ -155,19 +209,20 @@ def test_many_clients_with_their_own_classes_and_methods_get_their_own_answers(
         assert_same(answer.json(), expected(tiny_model, content, classes, method, views=views))
 
 
-def test_images_that_wait_together_go_through_the_tower_together(waiting: Waiting, tiny_model: CLIP) -> None:
+def test_images_that_wait_are_taken_together_and_encoded_by_themselves(waiting: Waiting, tiny_model: CLIP) -> None:
+    """On a CPU, that is: then answers are those of `Classifier` to the last bit."""
     with running(Settings(batch_views=12), waiting) as server, ThreadPoolExecutor(6) as clients:
         first = clients.submit(server.ask, png(0), views=4)
-        eventually(lambda: waiting.calls == [4])
+        eventually(lambda: waiting.calls == [1])
         others = [clients.submit(server.ask, png(i), views=4, classes=CLASSES[: 1 + i]) for i in (1, 2)]
         others += [clients.submit(server.ask, png(3), views=1, method="clip")]
-        eventually(lambda: len(server.engine._line._jobs) == 3)
+        eventually(lambda: server.service.waiting == 3)
         last = clients.submit(server.ask, png(4), views=8)
-        eventually(lambda: len(server.engine._line._jobs) == 4)
+        eventually(lambda: server.service.waiting == 4)
         waiting.may.set()
-        answers = [each.result() for each in (first, *others, last)]
-        assert waiting.calls == [4, 9, 8]  # the last one would have been too much
-        assert server.metric("usetta_batch_images_count") == 3
+        answers = [answer.result() for answer in (first, *others, last)]
+        assert sorted(waiting.calls) == [1, 1, 1, 1, 1, 3, 3, 3, 7]
+        assert server.metric("usetta_batch_images_count") == 3  # the last one would have been too much
         assert server.metric("usetta_batch_images_sum") == 5
     assert [answer.status_code for answer in answers] == [200] * 5
     for i, answer in enumerate(answers[:3]):
@@ -192,7 +247,7 @@ def test_other_models_are_those_that_the_server_was_given(
     assert httpx.get(f"{server.url}/v1/models").json() == {
         "models": [{"name": "tiny-random", "default": True, "image_size": 32}]
     }
-    with running(Settings(also=(str(tiny_checkpoint),)), tiny_model) as other:
+    with running(Settings(extra_models=(str(tiny_checkpoint),)), tiny_model) as other:
         rows = httpx.get(f"{other.url}/v1/models").json()["models"]
         assert [(row["name"], row["default"]) for row in rows] == [("tiny-random", True), ("open_clip_model", False)]
         answer = other.ask(model="open_clip_model")
@@ -210,8 +265,8 @@ def test_other_models_are_never_downloaded(tiny_model: CLIP, monkeypatch: pytest
         return other
 
     monkeypatch.setattr("usetta.serve.service.load_model", load)
-    with running(Settings(also=("one", "two")), tiny_model) as server:
-        assert list(server.engine.models) == ["tiny-random", "one", "two"]
+    with running(Settings(extra_models=("one", "two")), tiny_model) as server:
+        assert list(server.service.models) == ["tiny-random", "one", "two"]
     assert asked == [("one", True), ("two", True)]
 
 
@@ -241,7 +296,7 @@ def test_a_page_can_be_mounted_at_the_root(tiny_model: CLIP) -> None:
     app = create_app(Settings(keys=("secret",)), tiny_model)
     app.mount("/", PlainTextResponse("a page"))
     with TestClient(app) as client:
-        eventually(lambda: app.state.engine.ready)
+        eventually(lambda: app.state.service.is_ready)
         assert client.get("/").status_code == 401
         client.headers["x-api-key"] = "secret"
         assert client.get("/anything").text == "a page"

@@ -16,7 +16,7 @@ from conftest import make_image
 from serve.conftest import CLASSES, Running, running
 from usetta.cli import app
 from usetta.models.clip import CLIP
-from usetta.serve.schemas import Options
+from usetta.serve.schemas import ClassifyOptions
 from usetta.serve.settings import Settings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
@@ -57,8 +57,8 @@ def test_the_table_of_fields_is_that_of_the_request() -> None:
     told = dict(
         re.findall(r"^\| `(\w+)` \| (.*?) \|", section("Asking").partition("| address |")[0], flags=re.MULTILINE)
     )
-    assert told.keys() == Options.model_fields.keys()
-    for name, field in Options.model_fields.items():
+    assert told.keys() == ClassifyOptions.model_fields.keys()
+    for name, field in ClassifyOptions.model_fields.items():
         if field.default is not None and not field.is_required():
             assert told[name] == f"`{str(field.default).lower()}`"
 

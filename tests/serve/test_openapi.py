@@ -78,15 +78,16 @@ def test_the_document_tells_the_limits_of_the_server(document: dict[str, Any]) -
         for kind in ("application/json", "multipart/form-data"):
             fields = content[kind]["schema"]["properties"]
             assert (fields["classes"]["maxItems"], fields["classes"]["items"]["maxLength"]) == (1000, 200)
-            assert fields["views"]["maximum"] == 128
+            assert fields["views"]["anyOf"][0]["maximum"] == 128
+            assert fields["views"]["default"] == "adaptive"
     assert fields["images"]["items"] == {"type": "string", "format": "binary"}
     assert content["application/json"]["schema"]["properties"]["images"]["maxItems"] == 16
 
 
 def test_an_answer_has_exactly_what_the_document_tells(server: Running, document: dict[str, Any]) -> None:
     schemas, answer = document["components"]["schemas"], server.ask(method="use").json()
-    assert list(answer) == list(schemas["Answer"]["properties"])
-    assert list(answer["why"]) == list(schemas["Why"]["properties"])
+    assert list(answer) == list(schemas["ImageAnswer"]["properties"])
+    assert list(answer["why"]) == list(schemas["Reasons"]["properties"])
 
 
 def test_every_error_has_the_one_shape(document: dict[str, Any]) -> None:
@@ -99,4 +100,4 @@ def test_every_error_has_the_one_shape(document: dict[str, Any]) -> None:
                     assert schema == {"$ref": "#/components/schemas/ErrorBody"}
                     described += 1
     assert described >= 20
-    assert document["components"]["schemas"]["Problem"]["required"] == ["code", "message"]
+    assert document["components"]["schemas"]["ErrorDetail"]["required"] == ["code", "message"]

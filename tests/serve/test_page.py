@@ -19,7 +19,7 @@ from PIL import Image
 
 from serve.conftest import CLASSES, Running, Waiting, eventually, in_base64, png, running
 from usetta.models.clip import CLIP
-from usetta.serve.page.compare import split_classes
+from usetta.serve.page.calls import split_classes
 from usetta.serve.page.layout import EXAMPLES
 from usetta.serve.settings import Limits, Settings
 
@@ -165,7 +165,7 @@ def test_views_are_encoded_once_for_all_methods(waiting: Waiting) -> None:
     with running(Settings(), waiting) as server:
         assert compare(server, methods=("clip", "se", "use", "tpt")).status_code == 200
         assert compare(server, methods=("clip",)).status_code == 200
-    assert waiting.calls == [8, 1]
+    assert waiting.calls == [1, 7, 1]
 
 
 def test_the_answer_shows_bars_marks_and_the_weight_on_its_scale(server: Running) -> None:
@@ -223,7 +223,7 @@ def test_what_is_wrong_is_a_sentence(server: Running, change: dict[str, Any], to
 def test_limits_hold_for_programs_as_well(server: Running) -> None:
     for change, told in (
         ({"views": 129}, "views: Input should be less than or equal to 128"),
-        ({"views": "many"}, "views: Input should be a valid integer, unable to parse string as an integer"),
+        ({"views": "many"}, "views: Input should be a valid integer, or 'adaptive'"),
         ({"methods": ["clip"] * 33}, "These are more than 32 methods."),
         ({"methods": ["ues"]}, "unknown method 'ues'; did you mean 'use'?"),
         ({"methods": ["use:steps=11"]}, "method: 11 steps are more than the limit of 10"),
@@ -240,7 +240,7 @@ def test_limits_hold_for_programs_as_well(server: Running) -> None:
 def test_a_malformed_call_is_refused(server: Running, body: bytes) -> None:
     headers = {"content-type": "application/json"}
     answer = httpx.post(f"{server.url}/gradio_api/run/compare", content=body, headers=headers)
-    assert (answer.status_code, answer.json()) == (422, {"error": "the body is no call with plain values"})
+    assert (answer.status_code, answer.json()) == (422, {"error": "the body is not a call with plain values"})
 
 
 def test_an_unknown_function_and_missing_values_are_refused(server: Running) -> None:
@@ -248,7 +248,7 @@ def test_an_unknown_function_and_missing_values_are_refused(server: Running) -> 
         (call(server, "nothing", 1), 404, "there is no such function"),
         (call(server, "predict", fn_index=999), 404, "there is no such function"),
         (call(server, "compare"), 422, "image: Field required"),
-        (call(server, "compare", *[""] * 5), 422, "these are more values than the function takes"),
+        (call(server, "compare", *[""] * 5), 422, "there are more values than the function takes"),
     ):
         assert (answer.status_code, answer.json()) == (status, {"error": told})
 
@@ -272,8 +272,8 @@ def test_classes_come_in_lines_or_with_commas() -> None:
 def test_a_full_queue_is_told(waiting: Waiting) -> None:
     with running(Settings(limits=Limits(queue=1)), waiting) as server, ThreadPoolExecutor(1) as other:
         first = other.submit(compare, server)
-        eventually(lambda: server.engine.taken == 1)
-        assert sentence(shown(server)).startswith("1 requests are waiting, as many as the server takes")
+        eventually(lambda: server.service.in_flight == 1)
+        assert sentence(shown(server)).startswith("1 requests are in progress, as many as the server takes")
         answer = compare(server)
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         waiting.may.set()
@@ -283,7 +283,7 @@ def test_a_full_queue_is_told(waiting: Waiting) -> None:
 def test_a_late_answer_is_told_and_frees_its_place(waiting: Waiting) -> None:
     with running(Settings(limits=Limits(seconds=1.0)), waiting) as server:
         assert sentence(shown(server)) == "There was no answer within 1 s."
-        eventually(lambda: server.engine.taken == 0)
+        eventually(lambda: server.service.in_flight == 0)
         assert compare(server).json() == {"error": "there was no answer within 1 s"}
         waiting.may.set()
 
@@ -294,7 +294,7 @@ def test_a_caller_who_hangs_up_frees_the_place_without_a_word(
     with running(Settings(), waiting) as server:
         with pytest.raises(httpx.ReadTimeout):
             call(server, "show", in_base64(png()), LINES, ["use"], [], 8, timeout=0.5)
-        eventually(lambda: server.engine.taken == 0)
+        eventually(lambda: server.service.in_flight == 0)
         waiting.may.set()
     assert "Traceback" not in capfd.readouterr().err
 
@@ -302,7 +302,7 @@ def test_a_caller_who_hangs_up_frees_the_place_without_a_word(
 def test_what_has_begun_is_finished_when_the_server_stops(waiting: Waiting) -> None:
     with running(Settings(), waiting) as server, ThreadPoolExecutor(1) as other:
         begun = other.submit(shown, server)
-        eventually(lambda: server.engine.taken == 1)
+        eventually(lambda: server.service.in_flight == 1)
         server.signal(signal.SIGTERM)
         assert httpx.get(server.url).status_code == 503
         waiting.may.set()

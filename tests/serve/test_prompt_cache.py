@@ -15,16 +15,16 @@ def wording(number: int, templates: tuple[str, ...] | None = None) -> PromptKey:
 def use(texts: PromptCache, which: PromptKey, method: str = "se") -> None:
     """Answer something, as a request does."""
     views = torch.nn.functional.normalize(torch.randn(8, 32, generator=torch.Generator().manual_seed(0)), dim=-1)
-    texts.classifier(which)._answer(["image"], [Episode(views)], methods.get(method))
+    texts.head(which).predict(methods.get(method), [Episode(views)], ["image"])
     texts.trim()
 
 
 def test_the_same_wording_is_made_once_and_another_is_another(tiny_model: CLIP) -> None:
     texts = PromptCache({"tiny": tiny_model}, 2**30)
-    first = texts.classifier(wording(0))
-    assert texts.classifier(wording(0)) is first
-    assert texts.classifier(wording(0, ("a {}.",))) is not first
-    assert texts.classifier(wording(1)) is not first
+    first = texts.head(wording(0))
+    assert texts.head(wording(0)) is first
+    assert texts.head(wording(0, ("a {}.",))) is not first
+    assert texts.head(wording(1)) is not first
     assert len(texts) == 3
 
 
@@ -37,12 +37,12 @@ def test_what_was_not_used_for_longest_is_forgotten_first(tiny_model: CLIP) -> N
     for number in (0, 1):
         use(small, wording(number))
     assert len(small) == 2
-    first, second = small.classifier(wording(1)), small.classifier(wording(0))
+    first, second = small.head(wording(1)), small.head(wording(0))
     use(small, wording(2))
     assert len(small) == 2
     assert small.nbytes <= 2 * each + 100
-    assert small.classifier(wording(0)) is second
-    assert small.classifier(wording(1)) is not first
+    assert small.head(wording(0)) is second
+    assert small.head(wording(1)) is not first
 
 
 def test_graphs_that_tuning_leaves_behind_are_counted(tiny_model: CLIP) -> None:
