@@ -136,6 +136,11 @@ def running(settings: Settings, model: Any) -> Iterator[Running]:
         assert not thread.is_alive()
 
 
+def without_page(**settings: Any) -> Settings:
+    """Settings of a server that starts faster, because it does not build the web page."""
+    return Settings(page=False, **settings)
+
+
 @pytest.fixture(autouse=True)
 def log_as_before() -> Iterator[None]:
     """After a test that sets up the log, the loggers are as they were."""
@@ -159,8 +164,8 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def server(tiny_model: CLIP) -> Iterator[Running]:
     """A server with the limits it has by default."""
-    with running(Settings(), tiny_model) as found:
-        yield found
+    with running(Settings(), tiny_model) as shared:
+        yield shared
 
 
 @pytest.fixture

@@ -76,7 +76,7 @@ def test_sigterm_finishes_what_is_running_and_exits_with_0(tiny_checkpoint: Path
         process.send_signal(signal.SIGTERM)
         eventually(lambda: httpx.get(f"{url}/readyz").status_code == 503)
         assert ask(url).json()["error"]["code"] == "shutting_down"
-        assert [each.result().status_code for each in begun] == [200] * 3
+        assert [answer.result().status_code for answer in begun] == [200] * 3
         out, err = process.communicate(timeout=30)
         assert process.returncode == 0
     lines = [json.loads(line) for line in out.splitlines()]  # every line is JSON
@@ -127,7 +127,7 @@ def test_a_server_that_cannot_start_says_why(options: list[str], code: int, mess
     assert "Traceback" not in result.output
 
 
-def test_a_port_that_is_taken_is_told(tiny_checkpoint: Path) -> None:
+def test_a_port_that_is_taken_is_reported(tiny_checkpoint: Path) -> None:
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         result = serve("--port", port, "--model", tiny_checkpoint)
@@ -158,7 +158,7 @@ def test_a_server_open_to_all_is_warned_about(
     assert len(asked) == 1
 
 
-def test_without_the_extra_packages_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_packages_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("usetta.serve.app",):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
@@ -167,13 +167,13 @@ def test_without_the_extra_packages_it_is_told_what_to_install(monkeypatch: pyte
     assert "pip install 'usetta[serve]'" in result.stderr
 
 
-def test_without_gradio_there_is_no_page_and_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_gradio_there_is_no_page_and_a_message_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[usetta.cli.serve.Settings, str, int]] = []
     monkeypatch.setattr("usetta.serve.app.run", lambda *arguments: asked.append(arguments))
     monkeypatch.setattr("usetta.serve.monitoring.configure_log", lambda: None)
     monkeypatch.setattr("usetta.cli.serve.find_spec", lambda name: None)
-    told, quiet = serve(), serve("--no-page")
-    assert "no web page: gradio is not installed" in told.stderr
+    warned, quiet = serve(), serve("--no-page")
+    assert "no web page: gradio is not installed" in warned.stderr
     assert quiet.stderr == ""
     assert [settings.page for settings, _, _ in asked] == [False, False]
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import make_image
-from serve.conftest import CLASSES, Running, in_base64, png, running, saved
+from serve.conftest import CLASSES, Running, in_base64, png, running, saved, without_page
 from usetta.models.clip import CLIP
 from usetta.serve.monitoring import configure_log
 from usetta.serve.parsing import FORM, read_one
@@ -31,10 +31,10 @@ LIMITS = Limits(
 @pytest.fixture(scope="module")
 def strict(tiny_model: CLIP) -> Iterator[Running]:
     """A server with low limits."""
-    with running(Settings(limits=LIMITS), tiny_model) as found:
-        yield found
-        assert found.service.in_flight == 0
-        assert found.ask().status_code == 200  # after all that was done to it
+    with running(without_page(limits=LIMITS), tiny_model) as server:
+        yield server
+        assert server.service.in_flight == 0
+        assert server.ask().status_code == 200  # after all that was done to it
 
 
 def assert_refused(answer: httpx.Response, status: int, code: str, message: str, field: str | None = None) -> None:
@@ -75,7 +75,7 @@ def test_a_bad_image_is_refused_with_the_reason(strict: Running, content: bytes,
     assert_refused(strict.send({"classes": CLASSES}, content), 422, "unreadable_image", message, "image")
 
 
-def test_a_image_just_within_the_limit_of_pixels_is_answered(strict: Running) -> None:
+def test_an_image_just_within_the_limit_of_pixels_is_answered(strict: Running) -> None:
     assert strict.ask(png(size=(100, 50))).status_code == 200
 
 
@@ -311,8 +311,8 @@ def test_something_that_is_not_http_does_no_harm(strict: Running) -> None:
     assert b"400" in wire.socket.recv(100)
 
 
-def test_keys_are_asked_for_everywhere_but_by_those_who_look_after_the_server(tiny_model: CLIP) -> None:
-    with running(Settings(keys=("first-key", "zweiter-schlüssel")), tiny_model) as server:
+def test_keys_are_required_everywhere_but_for_health_checks(tiny_model: CLIP) -> None:
+    with running(without_page(keys=("first-key", "zweiter-schlüssel")), tiny_model) as server:
         for path in ("/healthz", "/readyz"):
             assert httpx.get(server.url + path).status_code == 200
         for path in ("/v1/models", "/v1/methods", "/metrics", "/openapi.json", "/nowhere"):
@@ -345,7 +345,7 @@ def test_keys_are_asked_for_everywhere_but_by_those_who_look_after_the_server(ti
     assert "first-key" not in repr(Settings(keys=("first-key",)))
 
 
-def test_other_origins_are_told_nothing(strict: Running) -> None:
+def test_other_origins_get_no_permission(strict: Running) -> None:
     answer = httpx.options(
         f"{strict.url}/v1/classify", headers={"origin": "http://evil.example", "access-control-request-method": "POST"}
     )
@@ -371,7 +371,7 @@ def test_an_error_of_the_server_has_a_number_that_is_in_its_log_and_no_more(
         def encode_images(self, pixels: object) -> object:
             raise RuntimeError("secret class 'tabby cat'")
 
-    with running(Settings(), Broken()) as server:
+    with running(without_page(), Broken()) as server:
         answer = server.ask()
         assert_refused(answer, 500, "internal_error", "the server failed; its log says why")
         assert server.ask(method="zorglub").status_code == 422

@@ -93,9 +93,7 @@ def serve(
             say(f"usetta: the server needs {error.name}: pip install 'usetta[serve]'")
             raise typer.Exit(1) from error
         if not settings.keys and not _is_loopback(host):
-            say(
-                f"usetta: WARNING: anybody who reaches {host}:{port} can use this server; protect it by keys (--api-key-file)"
-            )
+            say(f"usetta: WARNING: anybody who reaches {host}:{port} can use this server; set keys (--api-key-file)")
         configure_log()
         run(settings, host, port)
 
