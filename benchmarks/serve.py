@@ -1,16 +1,17 @@
 """What the server does under load: `python -m benchmarks.serve [--json] [--seconds 60] [--clients 16]`.
 
-Three phases of equal length with a server in a process of its own: one client that sends a request as soon as it has
-its answer, `--clients` of them at once, and as many of whose requests every fifth is garbage (text as an image, half a
-JPEG, a decompression bomb, malformed JSON, an unknown method, a body of two gigabytes, a client that disconnects).
-`throughput_ratio` is the throughput of many clients over that of one, `garbage_slowdown` what good requests lose to the
-garbage (1 is nothing), `memory_growth` the growth from the second to the last quarter of a phase over the mean.
+Three phases of equal length against a server of its own process: one client that asks again when it has its answer,
+`--clients` of them at once, and as many of which every fifth request is garbage (text as an image, half a JPEG, a
+bomb, malformed JSON, an unknown method, a body of two gigabytes, a client that hangs up). `throughput_ratio` is the
+throughput of many clients over that of one, `garbage_slowdown` the throughput of good requests without garbage over
+that with it (1 is no loss), `memory_growth` how much the server's memory grows from the second to the last quarter of
+a phase, relative to what it uses.
 
-A request is an image of 24 megapixels with the method `clip`, one view. On a CPU the image tower gains next to nothing
-from a batch: one image already uses all cores. What many clients can gain is the time in which a single client keeps
-only one core busy, while its image is sent, decoded and cropped. That is more the larger the image and the fewer the
-views; with `--method se --views 8 --megapixels 1` the tower takes nearly all of the time. Measure on an otherwise idle
-machine, and do not set `OMP_NUM_THREADS`: the server would inherit it.
+The request is an image of 24 megapixels and the method `clip`, one view. On a CPU each image goes through the tower by
+itself, with all cores. What many clients can gain is the time in which one client keeps a single core busy, when its
+image is sent, decoded and cropped. The larger the image and the fewer the views, the more that is; with `--method se
+--views 8 --megapixels 1` nearly all time is spent in the tower. Measure on an idle machine, and do not set
+`OMP_NUM_THREADS`, which the server would inherit.
 """
 
 import argparse
@@ -28,19 +29,18 @@ from dataclasses import dataclass, field
 from statistics import mean
 
 import httpx
+import numpy as np
+import torch
 from PIL import Image
-
-from benchmarks.common import show
-from usetta.timing import generated_jpeg
 
 CLASSES = ["tabby cat", "red fox", "golden retriever", "sports car", "teapot", "lighthouse", "violin", "mushroom"]
 GARBAGE = 0.2
-IMAGES = 4
+DEMO_IMAGES = 4
 
 
 @dataclass(frozen=True)
-class Request:
-    """A body to send, and the statuses that are correct for it."""
+class SentRequest:
+    """A body to send, and the statuses that are right for it."""
 
     body: bytes
     content_type: str
@@ -49,7 +49,7 @@ class Request:
 
 @dataclass
 class Phase:
-    """What clients observed in a phase."""
+    """What the clients observed in a phase."""
 
     answered: int = 0
     refused: int = 0
@@ -64,50 +64,65 @@ class Phase:
         return self.answered / self.seconds
 
     def growth(self) -> float:
-        """Megabytes by which the minimum of the last quarter exceeds that of the second (the first warms up).
+        """Megabytes by which the least of the last quarter exceeds the least of the second (the first warms up).
 
-        The minimum, because an image of this size takes a hundred megabytes while it is decoded.
+        The least, because an image of this size takes a hundred megabytes while it is decoded.
         """
         quarter = max(1, len(self.memory) // 4)
         return min(self.memory[-quarter:]) - min(self.memory[quarter : 2 * quarter] or self.memory)
 
 
-def form(content: bytes, method: str, views: int) -> Request:
-    fields = {"classes": "\n".join(CLASSES), "method": method, "views": str(views)}
+def image(seed: int, megapixels: float) -> bytes:
+    """A JPEG with shapes and a little noise, three by two."""
+    rng = np.random.default_rng(seed)
+    height = int((megapixels * 1e6 / 1.5) ** 0.5)
+    coarse = Image.fromarray(rng.integers(0, 256, (20, 30, 3), dtype=np.uint8))
+    pixels = np.asarray(coarse.resize((height * 3 // 2, height), Image.Resampling.BICUBIC), dtype=np.int16)
+    noise = np.tile(
+        rng.integers(-6, 7, (256, 256, 1), dtype=np.int16), (-(-height // 256), -(-pixels.shape[1] // 256), 1)
+    )
+    noisy = np.clip(pixels + noise[:height, : pixels.shape[1]], 0, 255).astype(np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(noisy).save(buffer, "JPEG", quality=85)
+    return buffer.getvalue()
+
+
+def form(content: bytes, method: str, views: str) -> SentRequest:
+    fields = {"classes": "\n".join(CLASSES), "method": method, "views": views}
     files = {"image": ("image.jpg", content)}
     sent = httpx.Request("POST", "http://127.0.0.1/", data=fields, files=files)
-    return Request(sent.read(), sent.headers["content-type"])
+    return SentRequest(sent.read(), sent.headers["content-type"])
 
 
-def garbage(good: Request, content: bytes, method: str) -> list[Request]:
+def garbage(good: SentRequest, content: bytes, method: str) -> list[SentRequest]:
     """Requests that must be refused."""
     kind = good.content_type
 
-    def refused(body: bytes) -> Request:
-        return Request(body, kind, (422,))
+    def refused(body: bytes) -> SentRequest:
+        return SentRequest(body, kind, (422,))
 
     bomb = io.BytesIO()
     Image.new("1", (20_000, 20_000)).save(bomb, "PNG")
     return [
-        refused(good.body.replace(content, b"this is no image")),
+        refused(good.body.replace(content, b"this is not an image")),
         refused(good.body.replace(content, content[: len(content) // 2])),
         refused(good.body.replace(content, bomb.getvalue())),
         refused(good.body[: len(good.body) // 2]),
         refused(good.body.replace(f"\r\n\r\n{method}\r\n".encode(), b"\r\n\r\nnonsense\r\n")),
-        Request(b'{"classes": [', "application/json", (422,)),
-        Request(b"hello", "text/plain", (415,)),
+        SentRequest(b'{"classes": [', "application/json", (422,)),
+        SentRequest(b"hello", "text/plain", (415,)),
     ]
 
 
-def disconnect(port: int, good: Request) -> None:
-    """Send half a request, then close the connection."""
+def hang_up(port: int, good: SentRequest) -> None:
+    """Send half a request, and close the connection."""
     with socket.create_connection(("127.0.0.1", port), timeout=10) as wire:
         head = f"POST /v1/classify HTTP/1.1\r\nHost: x\r\nContent-Type: {good.content_type}\r\n"
         wire.sendall(f"{head}Content-Length: {len(good.body)}\r\n\r\n".encode() + good.body[:10_000])
 
 
 def two_gigabytes(port: int) -> int:
-    """The status of a request that announces so many bytes."""
+    """The status that a request of such a length gets."""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as wire:
         head = b"POST /v1/classify HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         wire.sendall(head + b"Content-Length: 2147483648\r\n\r\n")
@@ -117,14 +132,14 @@ def two_gigabytes(port: int) -> int:
 class Load:
     """Clients of one server."""
 
-    def __init__(self, port: int, goods: list[Request], bads: list[Request]) -> None:
+    def __init__(self, port: int, goods: list[SentRequest], bads: list[SentRequest]) -> None:
         self._port = port
         self._url = f"http://127.0.0.1:{port}"
         self._goods = goods
         self._bads = bads
 
     def phase(self, clients: int, seconds: float, bad: float = 0.0) -> Phase:
-        """Let `clients` send requests until the time is over, a share `bad` of them garbage."""
+        """`clients` that send requests until the time is over, a share `bad` of them garbage."""
         phase, start = Phase(), time.monotonic()
         end = start + seconds
         threads = [
@@ -142,7 +157,7 @@ class Load:
         return phase
 
     def metric(self, name: str) -> float:
-        """One of the server's metrics."""
+        """A value that the server counts."""
         lines = httpx.get(f"{self._url}/metrics", timeout=60).text.splitlines()
         return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
@@ -162,7 +177,7 @@ class Load:
                     if outcome not in ("answered", "refused"):
                         phase.wrong.append(outcome)
 
-    def _ask(self, client: httpx.Client, request: Request) -> str:
+    def _ask(self, client: httpx.Client, request: SentRequest) -> str:
         answer = client.post(
             f"{self._url}/v1/classify", content=request.body, headers={"content-type": request.content_type}
         )
@@ -175,7 +190,7 @@ class Load:
         if choice < len(self._bads):
             return self._ask(client, self._bads[choice])
         if choice == len(self._bads):
-            disconnect(self._port, self._goods[0])
+            hang_up(self._port, self._goods[0])
             return "refused"
         return "refused" if two_gigabytes(self._port) == 413 else "two gigabytes were not refused"
 
@@ -205,10 +220,9 @@ def _drain(read: Callable[[], str]) -> None:
         pass
 
 
-def measure(options: argparse.Namespace) -> dict[str, float]:
+def measure(options: argparse.Namespace) -> dict[str, float | int | str]:
     """The figures, by name."""
-    height = int((1e6 * options.megapixels / 1.5) ** 0.5)
-    contents = [generated_jpeg(seed, (height * 3 // 2, height), noise=6) for seed in range(IMAGES)]
+    contents = [image(seed, options.megapixels) for seed in range(DEMO_IMAGES)]
     goods = [form(content, options.method, options.views) for content in contents]
     process, port = start(options.model)
     try:
@@ -244,10 +258,16 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--model", default="embedded")
     parser.add_argument("--method", default="clip")
-    parser.add_argument("--views", type=int, default=1)
+    parser.add_argument("--views", default="1", help="a number, or adaptive")
     parser.add_argument("--megapixels", type=float, default=24.0, help="of the images")
     options = parser.parse_args()
-    show(measure(options), {}, as_json=options.json, clients=options.clients, seconds=options.seconds)
+    figures = measure(options)
+    if options.json:
+        setting = {"threads": torch.get_num_threads(), "clients": options.clients, "seconds": options.seconds}
+        print(json.dumps(setting | figures))
+        return
+    for name, figure in figures.items():
+        print(f"{figure:10.3f}  {name}")
 
 
 if __name__ == "__main__":

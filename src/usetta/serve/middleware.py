@@ -1,7 +1,7 @@
-"""What every request passes before it is looked at, whatever is mounted on the application: plain ASGI, no framework.
+"""What every request passes before a route sees it, whatever is mounted on the application: plain ASGI.
 
-Outermost first: `Watch` gives it a number, logs it and turns what nobody caught into a 500; `Leaving` refuses it when
-the server stops; `Keys` asks for a key; `BodyLimit` counts its bytes while they are read.
+Outermost first: `RequestLog` gives it an id, logs it and turns uncaught errors into a 500; `ShutdownGuard` refuses it
+while the server shuts down; `KeyGuard` asks for a key; `BodyLimit` counts the bytes of its body while they are read.
 """
 
 import asyncio
@@ -17,28 +17,32 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from usetta.serve.errors import ApiError, too_large
-from usetta.serve.metrics import Metrics
+from usetta.serve.monitoring import ServerMetrics
+from usetta.serve.schemas import ApiError
 from usetta.serve.service import ModelService
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
-"""What those who look after the server may see without a key, and while it stops."""
+"""For health checks: need no key, and are answered during shutdown."""
 QUIET_ROUTES = frozenset({"/assets/{path:path}", "/static/{path:path}"})
-"""The page's own files, dozens for each visit, which the log does not tell of."""
+"""The page's own files, dozens for each visit, which are not logged."""
 
 _log = logging.getLogger("usetta.serve")
 
 
-def notes(scope: Scope) -> dict[str, Any]:
-    """What the log shall tell about a request; handlers add to it."""
-    found: dict[str, Any] = scope.setdefault("state", {}).setdefault("usetta_notes", {})
-    return found
+_LINGER = 1.0
+"""Seconds in which the rest of a refused body is read and thrown away."""
 
 
-class Watch:
+def log_fields(scope: Scope) -> dict[str, Any]:
+    """Fields that the log has about a request; handlers add to them."""
+    fields: dict[str, Any] = scope.setdefault("state", {}).setdefault("usetta_log_fields", {})
+    return fields
+
+
+class RequestLog:
     """The log, the metrics, and the last resort."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: ServerMetrics) -> None:
         self._app = app
         self._metrics = metrics
 
@@ -50,7 +54,7 @@ class Watch:
         status = 0
         start = time.perf_counter()
 
-        async def numbered(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -58,46 +62,46 @@ class Watch:
             await send(message)
 
         try:
-            await self._app(scope, receive, numbered)
+            await self._app(scope, receive, send_with_id)
         except Exception as error:
             _log.error("failed", exc_info=error, extra={"fields": {"id": request_id}})
-            if status:  # the answer has begun, so that nothing but ending it is left
+            if status:  # the answer has begun, so it can only be cut off
                 raise
-            failed = ApiError(500, "internal_error", "the server failed; its log tells why", error_id=request_id)
-            await failed.response()(scope, receive, numbered)
+            failed = ApiError(500, "internal_error", "the server failed; its log says why", error_id=request_id)
+            await failed.response()(scope, receive, send_with_id)
         finally:
-            self._note(scope, request_id, status, time.perf_counter() - start)
+            self._record(scope, request_id, status, time.perf_counter() - start)
 
-    def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
+    def _record(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "other")
         self._metrics.requests.labels(route, status).inc()
         self._metrics.seconds.labels(route).observe(seconds)
-        said = {"id": request_id, "verb": scope["method"], "route": route, "status": status}
+        fields = {"id": request_id, "verb": scope["method"], "route": route, "status": status}
         level = logging.DEBUG if route in QUIET_ROUTES and status < 400 else logging.INFO
-        _log.log(level, "request", extra={"fields": {**said, "ms": round(seconds * 1000, 1), **notes(scope)}})
+        _log.log(level, "request", extra={"fields": {**fields, "ms": round(seconds * 1000, 1), **log_fields(scope)}})
 
 
-class Leaving:
-    """Nothing new once the server is told to stop."""
+class ShutdownGuard:
+    """Refuses new requests while the server shuts down."""
 
-    def __init__(self, app: ASGIApp, engine: ModelService) -> None:
+    def __init__(self, app: ASGIApp, service: ModelService) -> None:
         self._app = app
-        self._engine = engine
+        self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._engine.leaving and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and self._service.is_shutting_down and scope["path"] not in OPEN_PATHS:
             headers = {"connection": "close", "retry-after": "5"}
-            error = ApiError(503, "shutting_down", "the server is stopping", headers=headers)
+            error = ApiError(503, "shutting_down", "the server is shutting down", headers=headers)
             await error.response()(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
 
-class Keys:
-    """Only those who have a key, if there are keys.
+class KeyGuard:
+    """Refuses requests without a key, if there are keys.
 
-    A browser that asks for the page is told to ask for a password, which is a key under any name; it then sends it with
-    everything that the page loads.
+    A browser that opens the page gets a challenge for HTTP's basic authentication: the password is a key, the user name
+    does not matter. It then sends both with everything that the page loads.
     """
 
     def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
@@ -109,7 +113,7 @@ class Keys:
             scope["type"] != "http"
             or not self._keys
             or scope["path"] in OPEN_PATHS
-            or self._known(Headers(scope=scope))
+            or self._has_key(Headers(scope=scope))
         ):
             await self._app(scope, receive, send)
             return
@@ -118,14 +122,14 @@ class Keys:
         error = ApiError(401, "unauthorized", message, headers={"www-authenticate": scheme})
         await error.response()(scope, receive, send)
 
-    def _known(self, headers: Headers) -> bool:
+    def _has_key(self, headers: Headers) -> bool:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         sent = given.encode("latin-1")  # how headers are decoded, so that these are the bytes that were sent
         if scheme.lower() == "basic":
             with suppress(binascii.Error, ValueError):
                 sent = base64.b64decode(token.strip(), validate=True).partition(b":")[2]
-        return sum(hmac.compare_digest(sent, key) for key in self._keys) > 0  # all of them, to take the same time
+        return sum(hmac.compare_digest(sent, key) for key in self._keys) > 0  # not `any`: all take the same time
 
 
 class _TooLargeError(Exception):
@@ -133,7 +137,7 @@ class _TooLargeError(Exception):
 
 
 class BodyLimit:
-    """No more bytes of a body than the limit, told by its length or counted as they come."""
+    """Refuses bodies above the limit, by their declared length or as soon as so many bytes have come."""
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
         self._app = app
@@ -149,7 +153,7 @@ class BodyLimit:
             return
         count, started = 0, False
 
-        async def counted() -> Message:
+        async def counting_receive() -> Message:
             nonlocal count
             message = await receive()
             count += len(message.get("body", b""))
@@ -157,13 +161,13 @@ class BodyLimit:
                 raise _TooLargeError
             return message
 
-        async def noticed(message: Message) -> None:
+        async def noticing_send(message: Message) -> None:
             nonlocal started
             started = True
             await send(message)
 
         try:
-            await self._app(scope, counted, noticed)
+            await self._app(scope, counting_receive, noticing_send)
         except _TooLargeError:
             if not started:
                 await self._refuse(receive, send)
@@ -173,7 +177,9 @@ class BodyLimit:
 
         Closing it with bytes unread resets it, and a client that is still sending may then never see the answer.
         """
-        answer = too_large(self._limit).response()
+        # The rest of the body is never read, so the connection cannot be used again.
+        message = f"the body is larger than the limit of {self._limit:,} bytes"
+        answer = ApiError(413, "too_large", message, headers={"connection": "close"}).response()
         await send({"type": "http.response.start", "status": answer.status_code, "headers": answer.raw_headers})
         await send({"type": "http.response.body", "body": bytes(answer.body), "more_body": True})
         with suppress(TimeoutError):
@@ -181,7 +187,3 @@ class BodyLimit:
                 while (await receive()).get("more_body"):
                     pass
         await send({"type": "http.response.body", "body": b""})
-
-
-_LINGER = 1.0
-"""Seconds in which the rest of a refused body is read and thrown away."""
