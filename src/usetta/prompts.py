@@ -205,7 +205,8 @@ class _Template:
         """The same template with the names of `classes` (K,) only, and no graphs."""
         rows, places = torch.unique(self._row[classes.to(self._row.device)], return_inverse=True)
         picked = copy(self)
-        picked._texts, picked._row, picked._graphs = self._texts.pick(rows.tolist()), places, {}
+        texts = self._texts.pick(rows.tolist())
+        picked._texts, picked._row, picked._graphs = texts, places, {}  # noqa: SLF001 - a copy of itself
         return picked
 
     def replace(self, context: Tensor) -> None:
@@ -295,7 +296,8 @@ class _PaddedTexts:
     def pick(self, rows: list[int]) -> Self:
         """Some of the texts, in rising order."""
         picked = copy(self)
-        picked._ids, picked.lengths = self._ids[rows], [self.lengths[row] for row in rows]
+        picked.lengths = [self.lengths[row] for row in rows]
+        picked._ids = self._ids[rows]  # noqa: SLF001 - a copy of itself
         return picked
 
     def encode(self, contexts: Tensor, first: int, last: int) -> Tensor:

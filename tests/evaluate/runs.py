@@ -97,9 +97,9 @@ def content(out: Path) -> Content:
     with Store(out, create=False) as store:
         rows = [replace(row, seconds=0.0) for row in store.rows()]
         places = sorted({(row.dataset, row.image, row.seed) for row in rows})
-        seen = [store.seen(*place) for place in places]
+        seen = [store.shown_views(*place) for place in places]
         facts = {kind: store.facts(kind) for kind in ("run", "dataset", "recipe", "classes")}
-        return Content(rows, [each for each in seen if each], [tuple(each) for each in store.bad()], facts)
+        return Content(rows, [each for each in seen if each], [tuple(each) for each in store.failed_images()], facts)
 
 
 def assert_close(found: Content, expected: Content, rounding: float = 1e-5) -> None:

@@ -38,9 +38,9 @@ def write_shard(run: Path, shard: Shard, facts: list[Any] | None = None, rows: l
 
 def whole(run: Path) -> tuple[list[ResultRow], list[FailedImage], Any]:
     with Store(run, create=False) as store:
-        views = {(row.image, row.seed): store.seen(row.dataset, row.image, row.seed) for row in store.rows()}
+        views = {(row.image, row.seed): store.shown_views(row.dataset, row.image, row.seed) for row in store.rows()}
         assert set(views) == {key for key, value in views.items() if value and value.views == VIEWS}
-        return list(store.rows()), store.bad(), {kind: store.facts(kind) for kind in store.kinds()}
+        return list(store.rows()), store.failed_images(), {kind: store.facts(kind) for kind in store.kinds()}
 
 
 def test_merged_shards_are_the_whole_run_and_merging_again_changes_nothing(tmp_path: Path) -> None:

@@ -263,7 +263,7 @@ def test_views_that_were_written_down_say_what_the_view_alone_says(
     """With one view there are no others to be written down; they come with a method that looks at them."""
     evaluate(model, [things], ["clip"], tmp_path / "run", replace(SETTING, views=1))
     with Store(tmp_path / "run", create=False) as store:
-        alone = [store.seen("things", each.id, 0) for each in things]
+        alone = [store.shown_views("things", each.id, 0) for each in things]
         rows = {row.image: row for row in store.rows()}
     assert all(each is not None and len(each.views) == 1 for each in alone)
     for each in alone:
@@ -272,7 +272,7 @@ def test_views_that_were_written_down_say_what_the_view_alone_says(
     evaluate(model, [things], ["clip"], tmp_path / "more", SETTING)
     evaluate(model, [things], ["use"], tmp_path / "more", SETTING)
     with Store(tmp_path / "more", create=False) as store:
-        more = [store.seen("things", each.id, 0) for each in things]
+        more = [store.shown_views("things", each.id, 0) for each in things]
     for few, many in zip(alone, more, strict=True):
         assert few is not None
         assert many is not None

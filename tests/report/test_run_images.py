@@ -107,7 +107,7 @@ def test_the_views_are_those_that_the_run_looked_at(tmp_path: Path, tiny_model: 
     text = ClassPrompts(tiny_model.text, CLASSES).features()
     with Store(tmp_path / "run", create=False) as store:
         for item in dataset:
-            seen = store.seen("animals", item.id, 3)
+            seen = store.shown_views("animals", item.id, 3)
             shown = RunImages(store).open("animals", item.id, 3)
             assert seen is not None
             assert [view for view, _ in shown.views] == list(seen.views)

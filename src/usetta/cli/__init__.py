@@ -5,9 +5,7 @@ from usetta.cli import (  # noqa: F401  (they register their commands)
     classify,
     evaluate,
     listing,
-    merge,
-    report,
-    runs,
+    results,
     serve,
     train,
 )

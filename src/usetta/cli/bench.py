@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from usetta.cli.app import AsJson, Compiled, Device, ModelName, Precision, app, clear_errors, say, split
+from usetta.cli.app import AsJson, Compiled, Device, ModelName, Precision, app, clear_errors, echo, split
 
 
 @app.command()
@@ -38,7 +38,7 @@ def bench(
 
     with clear_errors():
         job = measuring.BenchSettings(model, weights, classes, views, augmix, precision, device, compiled)
-        costs = measuring.measure(job, split(methods), repeat=repeat, memory=memory, log=say)
+        costs = measuring.measure(job, split(methods), repeat=repeat, memory=memory, log=echo)
         if as_json:
             typer.echo(json.dumps({"job": asdict(job), **asdict(costs)}, indent=1))
             return

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from usetta.cli.app import ContextFile, Device, ModelName, Precision, app, clear_errors, say
+from usetta.cli.app import ContextFile, Device, ModelName, Precision, app, clear_errors, echo
 from usetta.serve.settings import Limits, Settings
 
 _LIMITS, _SETTINGS = Limits(), Settings()
@@ -90,10 +90,10 @@ def serve(
             from usetta.serve.app import run
             from usetta.serve.monitoring import configure_log
         except ModuleNotFoundError as error:
-            say(f"usetta: the server needs {error.name}: pip install 'usetta[serve]'")
+            echo(f"usetta: the server needs {error.name}: pip install 'usetta[serve]'")
             raise typer.Exit(1) from error
         if not settings.keys and not _is_loopback(host):
-            say(f"usetta: WARNING: anybody who reaches {host}:{port} can use this server; set keys (--api-key-file)")
+            echo(f"usetta: WARNING: anybody who reaches {host}:{port} can use this server; set keys (--api-key-file)")
         configure_log()
         run(settings, host, port)
 
@@ -101,7 +101,7 @@ def serve(
 def _has_gradio() -> bool:
     if find_spec("gradio") is not None:
         return True
-    say("usetta: no web page: gradio is not installed; pip install 'usetta[serve]' (or --no-page to do without)")
+    echo("usetta: no web page: gradio is not installed; pip install 'usetta[serve]' (or --no-page to do without)")
     return False
 
 

@@ -70,7 +70,7 @@ def _records(store: Store) -> Iterator[dict[str, Any]]:
 def _about(store: Store) -> dict[str, Any]:
     return {
         "facts": {kind: store.facts(kind) for kind in _FACTS},
-        "bad": [bad._asdict() for bad in store.bad()],
+        "bad": [bad._asdict() for bad in store.failed_images()],
     }
 
 

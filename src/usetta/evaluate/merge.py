@@ -60,7 +60,7 @@ def merge_shards(
             copied = merged.copy_from(folder)
             new_rows += copied
             log(f"{folder.name}: {copied} new rows")
-        failed = len(merged.bad())
+        failed = len(merged.failed_images())
     return MergeSummary(len(folders), missing, new_rows, failed)
 
 

@@ -20,7 +20,7 @@ Value: TypeAlias = float | int | str | bool
 
 
 @dataclass(frozen=True)
-class Interval:
+class ValueRange:
     """The range of a number: from `low` on, or above it, up to `high`."""
 
     low: float = -math.inf
@@ -37,11 +37,11 @@ class Interval:
         return " and ".join(limits) or "finite"
 
 
-Share = Annotated[float, Interval(0, 1, above=True)]
-Positive = Annotated[float, Interval(0, above=True)]
-NotNegative = Annotated[float, Interval(0)]
-Count = Annotated[int, Interval(1)]
-Seed = Annotated[int, Interval(0)]
+Share = Annotated[float, ValueRange(0, 1, above=True)]
+Positive = Annotated[float, ValueRange(0, above=True)]
+NotNegative = Annotated[float, ValueRange(0)]
+Count = Annotated[int, ValueRange(1)]
+Seed = Annotated[int, ValueRange(0)]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Option:
     kind: type
     """float, int, str or bool."""
     default: Value
-    interval: Interval = Interval()
+    interval: ValueRange = ValueRange()
     """Of numbers."""
 
     def parse(self, text: str) -> Value:
@@ -100,5 +100,5 @@ def _option(function: Callable[..., Any], name: str, parameter: inspect.Paramete
         kind = type(parameter.default)
     if kind not in (float, int, str, bool):
         raise TypeError(f"the option {name} of {function!r} must be a number, a string or a bool")
-    interval = next((extra for extra in extras if isinstance(extra, Interval)), Interval())
+    interval = next((extra for extra in extras if isinstance(extra, ValueRange)), ValueRange())
     return Option(name, kind, parameter.default, interval)

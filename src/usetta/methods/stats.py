@@ -72,7 +72,8 @@ def cache_per_tensor(compute: Callable[[Tensor], T]) -> Callable[[Tensor], T]:
 
     @wraps(compute)
     def cached(tensor: Tensor) -> T:
-        version = None if tensor.is_inference() else tensor._version  # inference tensors do not count their versions
+        # Inference tensors do not count their versions; there is no public name for the count of the others.
+        version = None if tensor.is_inference() else tensor._version  # noqa: SLF001
         if tensor not in known or known[tensor][0] != version:
             known[tensor] = version, compute(tensor)
         value: T = known[tensor][1]

@@ -55,7 +55,7 @@ class PackedTexts:
         """The texts of these rows, which must rise."""
         picked = copy(self)
         picked.lengths = [self.lengths[row] for row in rows]
-        picked._suffixes = tuple(self._suffixes[row] for row in rows)
+        picked._suffixes = tuple(self._suffixes[row] for row in rows)  # noqa: SLF001 - a copy of itself
         return picked
 
     def encode(self, contexts: Tensor, first: int, last: int) -> Tensor:

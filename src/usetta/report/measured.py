@@ -88,7 +88,7 @@ class RunMetrics:
         self.datasets = sorted_datasets({dataset for dataset, _ in self.by_seed})
         self.methods = sorted_methods({method for _, method in self.by_seed})
         self.seeds = sorted({seed for by_seed in self.by_seed.values() for seed in by_seed})
-        self._failed = [image for image in store.bad() if datasets is None or image.dataset in datasets]
+        self._failed = [image for image in store.failed_images() if datasets is None or image.dataset in datasets]
         self._largest = {dataset: self._most_images(dataset) for dataset in self.datasets}
 
     @property

@@ -147,7 +147,7 @@ def _instructive(store: Store, dataset: str, images: Iterable[tuple[int, str, in
     """
     first = None
     for seed, image, label in images:
-        seen = store.seen(dataset, image, seed)
+        seen = store.shown_views(dataset, image, seed)
         if seen is None or len(seen.views) < 2:
             continue
         first = first or (seed, label, seen)

@@ -205,7 +205,7 @@ def _sizes(facts: Mapping[str, Any]) -> dict[str, Any]:
 def _failed(store: Store, run: RunMetrics) -> list[dict[str, Any]]:
     """Images that could not be read, by dataset."""
     groups = []
-    for dataset, members in groupby(store.bad(), key=lambda image: image.dataset):
+    for dataset, members in groupby(store.failed_images(), key=lambda image: image.dataset):
         images = list(members)
         groups.append({"title": run.title(dataset), "count": len(images), "listed": images[:_FAILED_LISTED]})
     return groups

@@ -148,7 +148,7 @@ class RunImages:
         if dataset not in self._roots:
             raise ImageError(image_id, "the run does not record where its images are")
         image = open_image(Path(self._roots[dataset]) / image_id, for_benchmark=True)
-        seen = self._store.seen(dataset, image_id, seed)
+        seen = self._store.shown_views(dataset, image_id, seed)
         if seen is None or not self._views:
             return ImageWithViews(image, ())
         recipe = self._recipe(dataset, seed)

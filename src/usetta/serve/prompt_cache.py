@@ -12,7 +12,7 @@ from torch import Tensor
 
 from usetta.classifier import TextHead
 from usetta.models import Model
-from usetta.prompts import DEFAULT_TEMPLATE, ClassPrompts
+from usetta.prompts import DEFAULT_TEMPLATE
 
 _OVERHEAD = 4096
 """Bytes of the objects around a class list, which outweigh its numbers where the list is short; measured."""
@@ -72,7 +72,7 @@ class PromptCache:
     def trim(self) -> None:
         """Forget the least recently used heads until the rest is within the limit."""
         for key in self._used:  # only these can have grown
-            size = _nbytes(self._heads[key])
+            size = _OVERHEAD + self._heads[key].nbytes
             self.nbytes += size - self._sizes.get(key, 0)
             self._sizes[key] = size
         self._used.clear()
@@ -85,21 +85,3 @@ class PromptCache:
         if key.templates is None and learned is not None and learned.model == key.model:
             return TextHead(key.classes, model, learned.template, learned.context, self._reward_model)
         return TextHead(key.classes, model, key.templates or DEFAULT_TEMPLATE, reward_model=self._reward_model)
-
-
-def _nbytes(head: TextHead) -> int:
-    # Replaced on merge by `return _OVERHEAD + head.nbytes`: until `ClassPrompts` has `nbytes`, it is computed here.
-    if hasattr(ClassPrompts, "nbytes"):
-        return _OVERHEAD + head.nbytes
-    kept = [head.prompts, *(value for name, value in vars(head).items() if name == "reward_prompts")]
-    return _OVERHEAD + sum(map(_prompts_nbytes, kept))
-
-
-def _prompts_nbytes(prompts: ClassPrompts) -> int:
-    total = 0 if prompts._features is None else prompts._features.nbytes
-    for template in prompts._templates:
-        lengths = template._texts.lengths
-        in_graphs = sum(template._tokens(first, last) for first, last in template._graphs)
-        total += len(lengths) * 2048 + sum(lengths) * template.context.shape[-1] * 4
-        total += int(in_graphs * (template._token_bytes or 0))
-    return total

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from usetta.adaptive import ADAPTIVE
 from usetta.images import ImageError
 from usetta.serve.page import show
-from usetta.serve.page.show import MethodComparison
+from usetta.serve.page.show import PageComparison
 from usetta.serve.parsing import Upload
 from usetta.serve.requests import make_task
 from usetta.serve.schemas import ApiError, invalid_request, request_schemas, unreadable_image
@@ -100,7 +100,7 @@ class PageCalls:
 
     async def _compare(
         self, image: str, classes: Sequence[str], methods: Sequence[str], views: int | str
-    ) -> MethodComparison:
+    ) -> PageComparison:
         """The answers of `methods` about `image`, a file in base64 or as a data URL."""
         if not image:
             raise _invalid("image", "There is no image yet: drop one on the field, or take an example.")
@@ -118,7 +118,7 @@ class PageCalls:
             raise invalid_request(error) from None
         task = make_task(options, self._service, methods[1:])
         try:
-            return MethodComparison(task.prompts.model, await self._service.explain(task, _upload(image)))
+            return PageComparison(task.prompts.model, await self._service.explain(task, _upload(image)))
         except ImageError as error:
             raise unreadable_image(error, "image") from error
         except RefusedError as error:

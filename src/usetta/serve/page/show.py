@@ -27,7 +27,7 @@ _THUMBNAIL = 160
 
 
 @dataclass(frozen=True)
-class MethodComparison:
+class PageComparison:
     """What several methods answer for one image."""
 
     model: str
@@ -59,7 +59,7 @@ def problem(message: str) -> str:
     return _render("problem.html", message=sentence if sentence.endswith((".", "?", "!")) else sentence + ".")
 
 
-def answer(comparison: MethodComparison, pace: float | None) -> str:
+def answer(comparison: PageComparison, pace: float | None) -> str:
     """The whole answer, the files to download included."""
     answers = [_Answer.of(explanation, i) for i, explanation in enumerate(comparison.explanations)]
     first = comparison.explanations[0]
