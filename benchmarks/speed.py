@@ -35,7 +35,7 @@ from usetta.data import load_dataset
 from usetta.episode import encode
 from usetta.images import open_image
 from usetta.methods.recipe import run
-from usetta.models import lanes, load_model
+from usetta.models import load_model, parallel
 from usetta.models.config import OPENAI_MEAN, OPENAI_STD
 from usetta.models.precision import computes_in_bf16
 from usetta.models.towers import normalised
@@ -100,7 +100,7 @@ def torch_threads(count: int) -> Iterator[None]:
 def fast_views(path: Path, recipe: ViewRecipe) -> Iterator[Tensor]:
     """Ours."""
     pixels = make_views(open_image(path, for_benchmark=True), path.name, recipe)
-    for few in torch.split(pixels, lanes.ON_CPU):
+    for few in torch.split(pixels, parallel.ON_CPU):
         yield normalised(few, OPENAI_MEAN, OPENAI_STD)
 
 
