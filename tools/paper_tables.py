@@ -217,7 +217,7 @@ def _padded(cells: list[str], width: int) -> list[str]:
 
 
 def _columns(titles: list[str]) -> list[str | None]:
-    """Names of the columns with numbers, None for those with text; the columns beside `Avg.` show what it is the mean of."""
+    """Names of the columns with numbers, None for those with text; `Avg.` is the mean of the columns beside it."""
     columns: list[str | None] = []
     for title in titles:
         if title == "Avg.":
