@@ -210,10 +210,10 @@ def test_prompts_are_those_of_the_table(data: Path, tmp_path: Path, tiny_checkpo
 def test_methods_that_a_model_cannot_run_are_left_out(
     data: Path, tmp_path: Path, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_tail(_model: CLIP) -> None:
+    def no_blocks(_model: CLIP) -> None:
         raise ValueError("the image tower has no blocks")
 
-    monkeypatch.setattr(CLIP, "tail", no_tail)
+    monkeypatch.setattr(CLIP, "last_blocks", no_blocks)
     options = ["--data", data, "--model", tiny_checkpoint, "--out", tmp_path / "run", "--seeds", 0, "--images", 1]
     result = usetta("reproduce", "table-10", *options)
     assert result.exit_code == 0, result.stderr

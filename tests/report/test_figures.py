@@ -26,13 +26,13 @@ LONG = "a name of the kind that goes on and on, with $5 and $6 in it and an unde
 
 def accuracy(*names: str) -> dict[str, dict[str, float]]:
     """The paper's numbers of these methods on all fifteen datasets."""
-    found: dict[str, dict[str, float]] = {}
+    result: dict[str, dict[str, float]] = {}
     for table in ("table-1", "table-2"):
         for row in paper.table(table).rows:
             if row.method and (not names or row.method in names):
                 sets = {column: value for column, value in row.values.items() if column not in ("in&o", "ood", "fgvc")}
-                found.setdefault(row.method, {}).update(sets)
-    return found
+                result.setdefault(row.method, {}).update(sets)
+    return result
 
 
 def answers(n: int = 200) -> tuple[np.ndarray, np.ndarray]:

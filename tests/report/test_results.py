@@ -132,13 +132,13 @@ def test_differences_have_intervals_and_a_p_value(tmp_path: Path) -> None:
     clip, use = "1" * 10 + "0" * 30, "0" + "1" * 29 + "0" * 10
     rows = [*answers("pets", "clip", clip), *answers("pets", "use", use), *answers("pets", "se", clip)]
     table = differences_table(make_run(tmp_path, rows))
-    found = {row.name: {name: each.value for name, each in row.cells.items()} for row in table.rows}
+    result = {row.name: {name: each.value for name, each in row.cells.items()} for row in table.rows}
     ours, theirs = ([int(sign) for sign in signs] for signs in (use, clip))
     interval = accuracy_difference(ours, theirs)
-    assert found["use"] == pytest.approx(
+    assert result["use"] == pytest.approx(
         {"difference": 47.5, "low": interval.low, "high": interval.high, "p": mcnemar(ours, theirs), "images": 40}
     )
-    assert found["se"] == {"difference": 0.0, "low": 0.0, "high": 0.0, "p": 1.0, "images": 40.0}
+    assert result["se"] == {"difference": 0.0, "low": 0.0, "high": 0.0, "p": 1.0, "images": 40.0}
     assert cell(table, "use", "difference").notes == ("the interval does not contain 0",)
     assert cell(table, "se", "difference").notes == ()
     assert [row.name for row in table.rows] == ["se", "use"]
@@ -161,14 +161,14 @@ def test_differences_are_of_images_and_seeds_that_both_methods_have(tmp_path: Pa
         *answers("aircraft", "clip", "1"),
     ]
     table = differences_table(make_run(tmp_path, rows))
-    found = {(row.section, row.name): row.cells for row in table.rows}
-    assert list(found) == [("DTD", "se"), ("Pets", "se")]
+    result = {(row.section, row.name): row.cells for row in table.rows}
+    assert list(result) == [("DTD", "se"), ("Pets", "se")]
     # Image 0 under seed 1: 1 − 0. Image 1 under both: 1 − 0. Images 2 and 3 under seed 0: 1 − 0 and 0 − 0.
-    assert found["Pets", "se"]["difference"].value == 75.0
-    assert found["Pets", "se"]["images"].value == 4
-    assert found["Pets", "se"]["p"].value is None
-    assert (found["DTD", "se"]["difference"].value, found["DTD", "se"]["images"].value) == (0.0, 1)
-    assert found["DTD", "se"]["p"].value == 1.0
+    assert result["Pets", "se"]["difference"].value == 75.0
+    assert result["Pets", "se"]["images"].value == 4
+    assert result["Pets", "se"]["p"].value is None
+    assert (result["DTD", "se"]["difference"].value, result["DTD", "se"]["images"].value) == (0.0, 1)
+    assert result["DTD", "se"]["p"].value == 1.0
     assert table.notes[1] == "not compared, without clip: Cars"
 
 

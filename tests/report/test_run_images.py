@@ -37,7 +37,7 @@ def pair(image: str, before: tuple[int, float], after: tuple[int, float], **wher
 
 
 def test_the_most_changed_come_first_and_all_are_counted(tmp_path: Path) -> None:
-    found = changes(
+    result = changes(
         tmp_path,
         [
             *pair("stays-right", (1, 0.2), (1, 0.9)),
@@ -51,10 +51,10 @@ def test_the_most_changed_come_first_and_all_are_counted(tmp_path: Path) -> None
         ],
         limit=2,
     )
-    assert (found.baseline, found.method, found.compared) == ("clip", "use", 6)
-    assert (found.to_right.answers, found.to_wrong.answers) == (3, 1)
-    assert [change.image for change in found.to_right.largest] == ["much", "little"]
-    (lost,) = found.to_wrong.largest
+    assert (result.baseline, result.method, result.compared) == ("clip", "use", 6)
+    assert (result.to_right.answers, result.to_wrong.answers) == (3, 1)
+    assert [change.image for change in result.to_right.largest] == ["much", "little"]
+    (lost,) = result.to_wrong.largest
     assert (lost.dataset, lost.image, lost.seed, lost.label) == ("dtd", "lost", 0, 1)
     assert (lost.before, lost.after) == (MethodAnswer(1, 0.9, 0.9), MethodAnswer(0, 0.9, 0.1))
     assert lost.was_right
@@ -63,7 +63,7 @@ def test_the_most_changed_come_first_and_all_are_counted(tmp_path: Path) -> None
 
 
 def test_an_image_is_listed_once_under_the_seed_that_changed_it_the_most(tmp_path: Path) -> None:
-    found = changes(
+    result = changes(
         tmp_path,
         [
             *pair("a", (2, 0.3), (1, 0.5), seed=0),
@@ -73,14 +73,14 @@ def test_an_image_is_listed_once_under_the_seed_that_changed_it_the_most(tmp_pat
             *pair("b", (2, 0.3), (1, 0.8), seed=0),
         ],
     )
-    assert (found.compared, found.to_right.answers, found.to_wrong.answers) == (5, 4, 1)
-    assert [(change.image, change.seed) for change in found.to_right.largest] == [("a", 1), ("b", 0)]
-    assert [(change.image, change.seed) for change in found.to_wrong.largest] == [("a", 3)]
+    assert (result.compared, result.to_right.answers, result.to_wrong.answers) == (5, 4, 1)
+    assert [(change.image, change.seed) for change in result.to_right.largest] == [("a", 1), ("b", 0)]
+    assert [(change.image, change.seed) for change in result.to_wrong.largest] == [("a", 3)]
 
 
 def test_seeds_that_one_method_lacks_are_not_compared(tmp_path: Path) -> None:
-    found = changes(tmp_path, [row("a", "clip", 2, 0.1), row("a", "use", 1, 0.9, seed=1)])
-    assert (found.compared, found.to_right.largest, found.to_wrong.largest) == (0, (), ())
+    result = changes(tmp_path, [row("a", "clip", 2, 0.1), row("a", "use", 1, 0.9, seed=1)])
+    assert (result.compared, result.to_right.largest, result.to_wrong.largest) == (0, (), ())
 
 
 def test_equal_changes_are_in_the_order_of_their_names(tmp_path: Path) -> None:

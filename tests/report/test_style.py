@@ -10,10 +10,12 @@ from usetta.report import explain, figures, style
 
 
 def test_the_styles_of_methods_differ_in_every_way() -> None:
-    found = style.series_styles(methods.names())
-    assert list(found) == methods.names()
-    assert len({look.marker for look in found.values()}) == len({look.hatch for look in found.values()}) == len(found)
-    assert {look.colour for look in found.values()} <= set(style.COLOURS)
+    result = style.series_styles(methods.names())
+    assert list(result) == methods.names()
+    assert (
+        len({look.marker for look in result.values()}) == len({look.hatch for look in result.values()}) == len(result)
+    )
+    assert {look.colour for look in result.values()} <= set(style.COLOURS)
     shared = {explain.COUNTS, explain.TUNED_ON, explain.WEAK, explain.ZERO_SHOT, explain.BEFORE, explain.METHOD}
     assert shared <= set(style.COLOURS), "as in the figure of `usetta explain`"
 

@@ -113,7 +113,7 @@ def view_grid(rows: Sequence[ViewGridRow]) -> Figure:
         for axes, view in zip(panels, row.views, strict=False):
             right = view.label == row.label
             _show(axes, view.image, style.GREEN if right else style.VERMILION, 4)
-            # A sign as well as a colour, for people who cannot tell the colours apart.
+            # A sign as well as a colour, for people who cannot distinguish the colours.
             caption = style.wrap(f"{'✓' if right else '✗'} {view.label}", width)
             entropy = f"entropy {format_number(view.entropy, 2)}"
             axes.set_xlabel(f"{caption}\n{entropy}", fontsize=style.SMALL, parse_math=False)
