@@ -45,6 +45,15 @@ METHODS = ("clip", "se", "use")
 SETTINGS = EvalSettings(views=6)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """As in a worker of one CPU: so results agree to the bit, and threads do not wait for each other's cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     with running() as started:
@@ -136,12 +145,7 @@ def test_probabilities_are_those_of_the_classifier_and_an_image_that_kills_its_w
     done = classify(four_blocks(), settings, sources, tmp_path / "out", engine=engine, load=load)
     assert (done.images, done.bad) == (len(images) + 3, 1)
     assert 2 + 2 <= len(list(processes.iterdir())) <= 2 + 3, "two workers, and those that replaced dead ones"
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in a worker of one CPU
-    try:
-        expected = expected_probabilities(four_blocks(), images, ["use"])
-    finally:
-        torch.set_num_threads(threads)
+    expected = expected_probabilities(four_blocks(), images, ["use"])
     (failed,) = assert_rows_are_exact(tmp_path / "out", "use", expected, rows=len(images) + 3)
     assert (failed["source"], failed["label"]) == (str(black), None)
     assert failed["error"].startswith("killed its worker each of the 3 times it was tried (Actor")
@@ -158,7 +162,8 @@ def test_a_driver_that_was_killed_continues(engine: RayEngine, dataset: Dataset,
     command += ["--methods", ",".join(METHODS), "--views", "6", "--seeds", "0,1", "--batch-size", "1"]
     command += ["--engine", "ray", "--address", engine.address, "--workers", "1", "--out", str(out)]
     process = [sys.executable, "-m", "usetta", *command]
-    with subprocess.Popen(process, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as first:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(process, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as first:
         wait_for(lambda: row_count(out) or first.poll() is not None)
         first.send_signal(signal.SIGKILL)
         _, messages = first.communicate()
