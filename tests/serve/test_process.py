@@ -70,7 +70,7 @@ def started(
 
 @pytest.mark.slow
 def test_sigterm_finishes_what_is_running_and_exits_with_0(tiny_checkpoint: Path) -> None:
-    with started(tiny_checkpoint, code=SLOW) as (process, url), ThreadPoolExecutor(3) as clients:
+    with started(tiny_checkpoint, "--no-page", code=SLOW) as (process, url), ThreadPoolExecutor(3) as clients:
         begun = [clients.submit(ask, url) for _ in range(3)]
         eventually(lambda: "usetta_queue 3.0" in httpx.get(f"{url}/metrics").text)
         process.send_signal(signal.SIGTERM)
@@ -93,7 +93,7 @@ def test_ctrl_c_ends_it_cleanly_and_keys_come_from_the_environment_and_a_file(
     tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "keys").write_text("from-file\n\n", encoding="utf-8")
-    options = ["--api-key-file", str(tmp_path / "keys"), "--max-classes", "2"]
+    options = ["--no-page", "--api-key-file", str(tmp_path / "keys"), "--max-classes", "2"]
     with started(tiny_checkpoint, *options, USETTA_API_KEYS="one two") as (process, url):
         assert ask(url).status_code == 401
         for key in ("one", "two", "from-file"):
