@@ -465,7 +465,8 @@ def killed(*arguments):
 
 train._loss = killed
 data = load_dataset(folder)
-train_context(load_model(model, precision="fp32"), [item.path for item in data], data.labels, data.classes, {recipe!r}, out=out)
+loaded = load_model(model, precision="fp32")
+train_context(loaded, [item.path for item in data], data.labels, data.classes, {recipe!r}, out=out)
 """
 
 
