@@ -41,10 +41,10 @@ demo: setup
 	$(BIN)/usetta demo --out demo-report
 
 test: setup $(VENV)/.test
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist loadgroup
 
 quick: setup $(VENV)/.test
-	$(BIN)/python -m pytest -n auto -m "not slow"
+	$(BIN)/python -m pytest -n auto --dist loadgroup -m "not slow"
 
 # The tests of the web page take Debian's Chromium, and skip, saying so, where there is none.
 browser:

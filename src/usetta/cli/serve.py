@@ -64,7 +64,7 @@ def serve(
         settings = Settings(
             model=model,
             precision=precision,
-            device=device or "auto",
+            device=device,
             extra_models=tuple(extra_model or ()),
             reward_model=reward_model,
             context=context,

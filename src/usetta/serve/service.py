@@ -222,14 +222,7 @@ class ModelService:
         return PromptCache(self.models, settings.text_bytes, learned, reward_model)
 
     def _load_model(self, name: str, *, offline: bool = False) -> Model:
-        device, precision = self.settings.device, self.settings.precision
-        # Replaced on merge: `load_model` will understand "auto" for both.
-        return load_model(
-            name,
-            device=None if device == "auto" else device,
-            precision="fp32" if precision == "auto" else precision,
-            offline=offline,
-        )
+        return load_model(name, device=self.settings.device, precision=self.settings.precision, offline=offline)
 
 
 def _make_stage(pipeline: Pipeline, pending: PendingImage) -> None:
