@@ -92,7 +92,7 @@ class TextHead:
 
     def answer(self, recipe: Recipe, episodes: Sequence[Episode]) -> list[Result]:
         """What `recipe` answers for each of several images, see `episode.answer`."""
-        reward_prompts = self.reward_prompts if recipe.loss == "reward" else None
+        reward_prompts = self.reward_prompts if recipe.needs_reward else None
         return answer(recipe, episodes, self.model, self.prompts, reward_prompts)
 
     def _prediction(self, recipe: Recipe, result: Result, name: str, origin: ImageOrigin | None) -> Prediction:
@@ -267,7 +267,7 @@ class Classifier:
             views,
             settled=self._head.is_settled if self._adaptive and views.views > 1 else None,
             hidden=any(recipe.needs_hidden for recipe in recipes),
-            reward=any(recipe.loss == "reward" for recipe in recipes),
+            reward=any(recipe.needs_reward for recipe in recipes),
             keep_pixels=keep_pixels,
             part_of=self._views,
         )

@@ -83,7 +83,7 @@ def _answer_batch(
             [episode.hidden for episode in episodes if episode.hidden is not None],
         )
     reward = None
-    if recipe.loss == "reward":
+    if recipe.needs_reward:
         seen = [e.features if e.reward_features is None else e.reward_features for e in episodes]
         reward = Reward(torch.stack(seen), (reward_prompts or prompts).features())
     result = run(recipe, features, prompts, model.logit_scale, reward=reward, hidden=hidden)

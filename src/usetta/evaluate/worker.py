@@ -47,7 +47,7 @@ class DatasetJob:
     @property
     def needs_reward(self) -> bool:
         """Whether a method learns from rewards."""
-        return any(recipe.loss == "reward" for recipe in self.recipes.values())
+        return any(recipe.needs_reward for recipe in self.recipes.values())
 
     def head(self, model: Model, reward_model: Model | None) -> TextHead:
         """The text side of the classifier for this dataset."""
@@ -135,7 +135,7 @@ class EvalWorker:
                 id=image.id,
                 settled=(lambda features: self._head(job).is_settled(features)) if adaptive else None,
                 hidden=any(recipe.needs_hidden for recipe in recipes),
-                reward=any(recipe.loss == "reward" for recipe in recipes),
+                reward=any(recipe.needs_reward for recipe in recipes),
                 for_benchmark=True,
                 part_of=None if job.adaptive else all_views,
             )

@@ -55,7 +55,7 @@ class ClassifyTask:
     @property
     def needs_rewards(self) -> bool:
         """Whether a method learns from rewards."""
-        return any(recipe.loss == "reward" for recipe in self.recipes)
+        return any(recipe.needs_reward for recipe in self.recipes)
 
 
 @dataclass(eq=False)
