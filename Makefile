@@ -11,7 +11,7 @@ help:
 	@echo "make demo    classify real images and write demo-report/index.html and report.html"
 	@echo "make test    run all tests            make quick   leave out the slow ones"
 	@echo "make browser Chromium for the tests of the web page, by apt-get as root"
-	@echo "make lint    ruff and mypy            make format  let ruff rewrite"
+	@echo "make lint    ruff, mypy, layers        make format  let ruff rewrite"
 	@echo "make bench   speed and memory         make docs    build the documentation in site/"
 	@echo "make setup   only the environment     make clean   remove it"
 
@@ -41,10 +41,10 @@ demo: setup
 	$(BIN)/usetta demo --out demo-report
 
 test: setup $(VENV)/.test
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist loadgroup
 
 quick: setup $(VENV)/.test
-	$(BIN)/python -m pytest -n auto -m "not slow"
+	$(BIN)/python -m pytest -n auto --dist loadgroup -m "not slow"
 
 # The tests of the web page take Debian's Chromium, and skip, saying so, where there is none.
 browser:
@@ -57,13 +57,13 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 bench: setup $(VENV)/.test
-	$(BIN)/python -m benchmarks.se
 	$(BIN)/python -m benchmarks.use
 	$(BIN)/python -m benchmarks.methods
 	$(BIN)/python -m benchmarks.runner

@@ -4,8 +4,11 @@ ViT-B/16 with random weights in float32, generated JPEGs of 500 x 375 pixels, 64
 bare model and the runner take turns on the same images, and the best of each counts: absolute times of one machine
 say little about another. The bare model finds its views ready-made; the runner starts from files, in a new directory.
 
+`classify --out` is compared with answering one image after the other, with a small model, whose tower takes no longer
+than making the views: there it pays most that both happen at the same time.
+
 Peak memory is that of a process of its own for each number of images, with a model so small that images would show.
-Takes about ten minutes on two cores.
+Takes about ten minutes on two cores; single figures are measured by their keys.
 """
 
 import argparse
@@ -22,13 +25,15 @@ import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks.names import class_names
-from benchmarks.use import load
+from benchmarks.common import load
+from usetta import methods
+from usetta.batch.runner import BatchSettings, classify
 from usetta.data import Dataset
 from usetta.evaluate.runner import EvalSettings, evaluate
 from usetta.images import open_image
+from usetta.models.clip import random_model
 from usetta.models.config import CLIPConfig, TextConfig, ViTConfig
-from usetta.models.random_weights import random_model
+from usetta.timing import class_names
 from usetta.views import ViewRecipe, make_views
 
 METHODS = ("clip", "se")
@@ -36,6 +41,7 @@ OTHERS = ("clip", "se", "mta", "zero", "tps")
 """Of a second run: the same and others, none of which asks more than features."""
 FEW = 100
 TARGETS = {
+    "batch_speedup": ("time of one image after the other ÷ `classify --out`, 32 images, small model", "≥ 1.5"),
     "runner_over_model": ("images per second of the runner ÷ the bare model", "≥ 0.9"),
     "cached_speedup": ("time of a run ÷ a second one with more methods and the first one's features", "≥ 10"),
     "memory_growth": ("peak memory of many images ÷ 100", "≤ 1.1"),
@@ -77,24 +83,47 @@ def measure_times(images: int, rounds: int, threads: int) -> dict[str, float]:
         def bare() -> float:
             return timed(lambda: [model.encode_images(each) for each in views])
 
-        def runner(
-            out: str, methods: tuple[str, ...] = METHODS, cache: Path | None = None, some: int = images
-        ) -> float:
+        def runner(out: str, names: tuple[str, ...] = METHODS, cache: Path | None = None, some: int = images) -> float:
             return evaluate(
-                model, [dataset], methods, folder / out, EvalSettings(), images=some, cache=cache, threads=threads
+                model, [dataset], names, folder / out, EvalSettings(), limit=some, cache=cache, threads=threads
             ).seconds
 
-        tell("warming up")
+        log("warming up")
         model.encode_images(views[0])
         runner("first", some=1)
         alone, whole = [], []
         for i in range(rounds):
             alone.append(bare())
             whole.append(runner(f"round-{i}", cache=folder / f"cache-{i}"))
-            tell(f"round {i + 1} of {rounds}: bare model {alone[-1]:.1f} s, runner {whole[-1]:.1f} s")
+            log(f"round {i + 1} of {rounds}: bare model {alone[-1]:.1f} s, runner {whole[-1]:.1f} s")
         cached = [runner(f"again-{i}", OTHERS, folder / f"cache-{i}") for i in range(rounds)]
-        tell(f"with the features of the first run: {min(cached):.1f} s")
+        log(f"with the features of the first run: {min(cached):.1f} s")
     return {"runner_over_model": min(alone) / min(whole), "cached_speedup": min(whole) / min(cached)}
+
+
+def measure_batch(images: int, rounds: int, threads: int) -> float:
+    """Time of one image after the other ÷ that of `classify --out`."""
+    vision = ViTConfig(image_size=224, patch_size=32, width=192, layers=4, heads=3)
+    model = random_model(CLIPConfig(64, vision, TextConfig(width=64, layers=2, heads=1)), name="small-random")
+    settings = BatchSettings(tuple(class_names(100)), methods.get("se"), ("a photo of a {}.",), views=64)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "images").mkdir()
+        dataset = generated(folder / "images", images, (500, 375), 100)
+        classifier = settings.classifier(model)
+
+        def one_by_one() -> None:
+            for item in dataset:
+                classifier(item.path)
+
+        one_by_one()  # which warms up
+        singly, together = [], []
+        for i in range(rounds):
+            singly.append(timed(one_by_one))
+            done = classify(model, settings, [str(folder / "images")], folder / f"out-{i}")
+            together.append(done.seconds)
+            log(f"round {i + 1} of {rounds}: one by one {singly[-1]:.1f} s, classify --out {together[-1]:.1f} s")
+    return min(singly) / min(together)
 
 
 def crowd(images: int) -> tuple[int, float]:
@@ -113,12 +142,12 @@ def crowd(images: int) -> tuple[int, float]:
 def alone(images: int) -> tuple[float, float]:
     """The same of a process that does nothing else."""
     command = [sys.executable, "-m", "benchmarks.runner", "--crowd", str(images)]
-    told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split()  # noqa: S603
-    return float(told[0]), float(told[1])
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split()  # noqa: S603
+    return float(printed[0]), float(printed[1])
 
 
-def tell(text: str) -> None:
-    """What is going on, for people who wait."""
+def log(text: str) -> None:
+    """Progress, for people who wait."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -130,24 +159,32 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="that make views")
     parser.add_argument("--many", type=int, default=10_000, help="images whose memory is compared with that of 100")
     parser.add_argument("--crowd", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("keys", nargs="*", choices=[*TARGETS, []], help="figures to measure; by default all")
     options = parser.parse_args()
     if options.crowd:
         print(*crowd(options.crowd))
         return
-    crowds: dict[int, list[tuple[float, float]]] = {FEW: [], options.many: []}
-    for _ in range(options.rounds):
-        for count, found in crowds.items():  # first: a child's peak starts from its parent's
-            tell(f"memory and time of {count} images")
-            found.append(alone(count))
-    figures = measure_times(options.images, options.rounds, options.threads)
-    for i, key in enumerate(("memory_growth", "time_growth")):
-        few, many = (min(each[i] for each in found) for found in crowds.values())
-        figures[key] = many / few
+    keys = options.keys or list(TARGETS)
+    figures: dict[str, float] = {}
+    if {"memory_growth", "time_growth"} & {*keys}:  # first: a child's peak starts from its parent's
+        crowds: dict[int, list[tuple[float, float]]] = {FEW: [], options.many: []}
+        for _ in range(options.rounds):
+            for count, costs in crowds.items():
+                log(f"memory and time of {count} images")
+                costs.append(alone(count))
+        for i, key in enumerate(("memory_growth", "time_growth")):
+            few, many = (min(cost[i] for cost in costs) for costs in crowds.values())
+            figures[key] = many / few
+    if "batch_speedup" in keys:
+        figures["batch_speedup"] = measure_batch(32, 2 * options.rounds, options.threads)
+    if {"runner_over_model", "cached_speedup"} & {*keys}:
+        figures |= measure_times(options.images, options.rounds, options.threads)
     if options.json:
         print(json.dumps({"threads": torch.get_num_threads(), "images": options.images} | figures))
         return
-    for key, (meaning, target) in TARGETS.items():
-        print(f"{figures[key]:8.3f}  {target:6}  {meaning}")
+    for key, value in figures.items():
+        meaning, target = TARGETS[key]
+        print(f"{value:8.3f}  {target:6}  {meaning}")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,17 @@
 """What the server does under load: `python -m benchmarks.serve [--json] [--seconds 60] [--clients 16]`.
 
 Three phases of equal length against a server of its own process: one client that asks again when it has its answer,
-`--clients` of them at once, and as many of whose requests every fifth is garbage (text as an image, half a JPEG, a
-bomb, malformed JSON, an unknown method, a body of two gigabytes, a client that hangs up). `throughput_ratio` is what
-many clients are answered over what one is, `garbage_slowdown` what the good requests lose to the garbage (1 is
-nothing), `memory_growth` what the server gains from the second to the last quarter of a phase, over what it has.
+`--clients` of them at once, and as many of which every fifth request is garbage (text as an image, half a JPEG, a
+bomb, malformed JSON, an unknown method, a body of two gigabytes, a client that hangs up). `throughput_ratio` is the
+throughput of many clients over that of one, `garbage_slowdown` the throughput of good requests without garbage over
+that with it (1 is no loss), `memory_growth` how much the server's memory grows from the second to the last quarter of
+a phase, relative to what it uses.
 
-The request is an image of 24 megapixels and the method `clip`, one view. On a CPU the image tower gains next to
-nothing from a batch: an image that is alone in it already has all cores. What many clients can win is the time in
-which one client keeps a single core busy, when its image is sent, decoded and cut. The larger the image and the
-fewer the views, the more that is; with `--method se --views 8 --megapixels 1` the tower is nearly everything. Measure
-on a machine that does nothing else, and leave `OMP_NUM_THREADS` alone: it is the server's too.
+The request is an image of 24 megapixels and the method `clip`, one view. On a CPU each image goes through the tower by
+itself, with all cores. What many clients can gain is the time in which one client keeps a single core busy, when its
+image is sent, decoded and cropped. The larger the image and the fewer the views, the more that is; with `--method se
+--views 8 --megapixels 1` nearly all time is spent in the tower. Measure on an idle machine, and do not set
+`OMP_NUM_THREADS`, which the server would inherit.
 """
 
 import argparse
@@ -38,7 +39,7 @@ DEMO_IMAGES = 4
 
 
 @dataclass(frozen=True)
-class Request:
+class SentRequest:
     """A body to send, and the statuses that are right for it."""
 
     body: bytes
@@ -48,7 +49,7 @@ class Request:
 
 @dataclass
 class Phase:
-    """What clients saw in a phase."""
+    """What the clients observed in a phase."""
 
     answered: int = 0
     refused: int = 0
@@ -86,35 +87,35 @@ def image(seed: int, megapixels: float) -> bytes:
     return buffer.getvalue()
 
 
-def form(content: bytes, method: str, views: int) -> Request:
-    fields = {"classes": "\n".join(CLASSES), "method": method, "views": str(views)}
+def form(content: bytes, method: str, views: str) -> SentRequest:
+    fields = {"classes": "\n".join(CLASSES), "method": method, "views": views}
     files = {"image": ("image.jpg", content)}
     sent = httpx.Request("POST", "http://127.0.0.1/", data=fields, files=files)
-    return Request(sent.read(), sent.headers["content-type"])
+    return SentRequest(sent.read(), sent.headers["content-type"])
 
 
-def garbage(good: Request, content: bytes, method: str) -> list[Request]:
-    """Requests that deserve nothing but an error."""
+def garbage(good: SentRequest, content: bytes, method: str) -> list[SentRequest]:
+    """Requests that must be refused."""
     kind = good.content_type
 
-    def refused(body: bytes) -> Request:
-        return Request(body, kind, (422,))
+    def refused(body: bytes) -> SentRequest:
+        return SentRequest(body, kind, (422,))
 
     bomb = io.BytesIO()
     Image.new("1", (20_000, 20_000)).save(bomb, "PNG")
     return [
-        refused(good.body.replace(content, b"this is no image")),
+        refused(good.body.replace(content, b"this is not an image")),
         refused(good.body.replace(content, content[: len(content) // 2])),
         refused(good.body.replace(content, bomb.getvalue())),
         refused(good.body[: len(good.body) // 2]),
         refused(good.body.replace(f"\r\n\r\n{method}\r\n".encode(), b"\r\n\r\nnonsense\r\n")),
-        Request(b'{"classes": [', "application/json", (422,)),
-        Request(b"hello", "text/plain", (415,)),
+        SentRequest(b'{"classes": [', "application/json", (422,)),
+        SentRequest(b"hello", "text/plain", (415,)),
     ]
 
 
-def hang_up(port: int, good: Request) -> None:
-    """Send half a request, and go."""
+def hang_up(port: int, good: SentRequest) -> None:
+    """Send half a request, and close the connection."""
     with socket.create_connection(("127.0.0.1", port), timeout=10) as wire:
         head = f"POST /v1/classify HTTP/1.1\r\nHost: x\r\nContent-Type: {good.content_type}\r\n"
         wire.sendall(f"{head}Content-Length: {len(good.body)}\r\n\r\n".encode() + good.body[:10_000])
@@ -131,14 +132,14 @@ def two_gigabytes(port: int) -> int:
 class Load:
     """Clients of one server."""
 
-    def __init__(self, port: int, goods: list[Request], bads: list[Request]) -> None:
+    def __init__(self, port: int, goods: list[SentRequest], bads: list[SentRequest]) -> None:
         self._port = port
         self._url = f"http://127.0.0.1:{port}"
         self._goods = goods
         self._bads = bads
 
     def phase(self, clients: int, seconds: float, bad: float = 0.0) -> Phase:
-        """`clients` that ask until the time is over, a part `bad` of their requests being garbage."""
+        """`clients` that send requests until the time is over, a share `bad` of them garbage."""
         phase, start = Phase(), time.monotonic()
         end = start + seconds
         threads = [
@@ -176,7 +177,7 @@ class Load:
                     if outcome not in ("answered", "refused"):
                         phase.wrong.append(outcome)
 
-    def _ask(self, client: httpx.Client, request: Request) -> str:
+    def _ask(self, client: httpx.Client, request: SentRequest) -> str:
         answer = client.post(
             f"{self._url}/v1/classify", content=request.body, headers={"content-type": request.content_type}
         )
@@ -257,7 +258,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--model", default="embedded")
     parser.add_argument("--method", default="clip")
-    parser.add_argument("--views", type=int, default=1)
+    parser.add_argument("--views", default="1", help="a number, or adaptive")
     parser.add_argument("--megapixels", type=float, default=24.0, help="of the images")
     options = parser.parse_args()
     figures = measure(options)

@@ -1,7 +1,7 @@
 """How long the paper's grid takes: processor time of each stage of an image, and arithmetic on it.
 
-Stages are measured on one core by processor time, so other programs on the machine disturb little. `STAGES` are the
-figures that docs/cluster.md is computed from; `python -m benchmarks.scaling --stages` measures them anew.
+Stages are measured on one core by processor time, which other programs on the machine hardly disturb. `STAGES` are the
+figures that docs/cluster.md is computed from; `python -m benchmarks.scaling --stages` measures them again.
 """
 
 import pickle
@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from benchmarks.names import class_names
 from usetta import methods
 from usetta.data import list_datasets
 from usetta.episode import Episode, answer, encode_with_hidden
@@ -21,20 +20,21 @@ from usetta.evaluate.store import ResultRow, Store
 from usetta.images import open_image
 from usetta.models import Model
 from usetta.prompts import ClassPrompts
+from usetta.timing import class_names, generated_jpeg, load_quietly
 from usetta.views import ViewRecipe, make_views
 
 METHODS = ("clip", "mta", "zero", "se", "use:skip=false", "tpt", "c-tpt", "r-tpt", "rlcf", "ttl", "tps", "sts")
 """The paper's twelve; USE as if it never skipped, which is the most that it can cost."""
 BACKBONES = ("ViT-B-16", "RN50")
 FEW, MANY = 50, 250
-"""Classes at which methods are measured; between and beyond, a straight line."""
-_SOME, _ALL = 8, 64
-"""Views of which the tower is timed, as many as it takes at once on a processor, and views of an image."""
+"""Numbers of classes at which methods are measured; costs are linear in between and beyond."""
+_TIMED_VIEWS, _VIEWS = 8, 64
+"""Views with which the tower is timed, a batch on a CPU, and views of an image."""
 SEEDS = 3
 BATCH = 8
-"""Images of a piece of work."""
+"""Images of a work item."""
 JPEG = 110_000
-"""Bytes of an image, about the mean of ImageNet's."""
+"""Bytes of an image, about ImageNet's mean."""
 
 STAGES: dict[str, Any] = {
     "views": 0.07,
@@ -58,46 +58,46 @@ STAGES: dict[str, Any] = {
     "store": 0.0032,
     "bytes": 14_455,
 }
-"""Measured on one core of a server that did nothing else."""
+"""Measured on one core of an otherwise idle server."""
 
 
-def seconds(work: Callable[[], object]) -> float:
+def processor_seconds(work: Callable[[], object]) -> float:
     """Processor time of one call."""
     begin = time.process_time()
     work()
     return time.process_time() - begin
 
 
-def measure_stages(tell: Callable[[str], object]) -> dict[str, Any]:
-    """Seconds of one core for the stages of an image of 500 x 375 pixels and 64 views; bytes of a piece's rows."""
-    from benchmarks.scaling import image, random_weights
-
+def measure_stages(log: Callable[[str], object]) -> dict[str, Any]:
+    """Seconds of one core for the stages of an image of 500 x 375 pixels and 64 views; bytes of a work item's rows."""
     torch.set_num_threads(1)
-    file = image(0)
-    found: dict[str, Any] = {}
+    file = generated_jpeg(0)
+    costs: dict[str, Any] = {}
     for name, augmix in (("views", False), ("views with AugMix", True)):
         recipe = ViewRecipe(augmix=augmix)
-        found[name] = min(seconds(lambda r=recipe: make_views(open_image(file), "0", r)) for _ in range(3))  # type: ignore[misc]
-        tell(f"{name}: {found[name]:.2f} s")
-    pixels = make_views(open_image(file), "0", ViewRecipe(views=_SOME))
+        costs[name] = min(processor_seconds(lambda r=recipe: make_views(open_image(file), "0", r)) for _ in range(3))  # type: ignore[misc]
+        log(f"{name}: {costs[name]:.2f} s")
+    pixels = make_views(open_image(file), "0", ViewRecipe(views=_TIMED_VIEWS))
     for name in BACKBONES:
-        model = random_weights(name)
+        model = load_quietly(name, weights="random")
         model.encode_images(pixels)
-        found[f"tower {name}"] = _ALL / _SOME * min(seconds(lambda m=model: m.encode_images(pixels)) for _ in range(2))  # type: ignore[misc]
-        tell(f"tower {name}: {found[f'tower {name}']:.1f} s")
-    found |= _measure_methods(random_weights(), pixels, tell)
-    found["store"], found["bytes"] = _measure_store()
-    return found
+        costs[f"tower {name}"] = (
+            _VIEWS / _TIMED_VIEWS * min(processor_seconds(lambda m=model: m.encode_images(pixels)) for _ in range(2))
+        )  # type: ignore[misc]
+        log(f"tower {name}: {costs[f'tower {name}']:.1f} s")
+    costs["methods"] = _measure_methods(load_quietly("ViT-B-16", weights="random"), pixels, log)
+    costs["store"], costs["bytes"] = _measure_store()
+    return costs
 
 
-def _measure_methods(model: Model, pixels: torch.Tensor, tell: Callable[[str], object]) -> dict[str, Any]:
+def _measure_methods(model: Model, pixels: torch.Tensor, log: Callable[[str], object]) -> dict[str, dict[str, float]]:
     """Seconds of each method on the features of an image, by number of classes."""
     features, hidden = encode_with_hidden(model, pixels)
-    copies = _ALL // _SOME
-    noise = 0.1 * torch.randn(_ALL, features.shape[1], generator=torch.Generator().manual_seed(0))
+    copies = _VIEWS // _TIMED_VIEWS
+    noise = 0.1 * torch.randn(_VIEWS, features.shape[1], generator=torch.Generator().manual_seed(0))
     views = torch.nn.functional.normalize(features.repeat(copies, 1) + noise, dim=-1)
     episode = Episode(views, None, hidden.repeat(copies, 1, 1))
-    found: dict[str, Any] = {"methods": {}}
+    costs: dict[str, dict[str, float]] = {}
     for classes in (FEW, MANY):
         prompts = ClassPrompts(model.text, class_names(classes))
         prompts.features()
@@ -105,20 +105,20 @@ def _measure_methods(model: Model, pixels: torch.Tensor, tell: Callable[[str], o
             recipe = methods.get(method)
             if recipe.tune == "prompt":
                 answer(recipe, [episode], model, prompts)  # the graph of the class list is made once
-            cost = seconds(lambda r=recipe, p=prompts: answer(r, [episode], model, p))  # type: ignore[misc]
-            found["methods"].setdefault(method, {})[str(classes)] = cost
-            tell(f"{method}, {classes} classes: {cost:.2f} s")
-    return found
+            cost = processor_seconds(lambda r=recipe, p=prompts: answer(r, [episode], model, p))  # type: ignore[misc]
+            costs.setdefault(method, {})[str(classes)] = cost
+            log(f"{method}, {classes} classes: {cost:.2f} s")
+    return costs
 
 
 def _measure_store(rounds: int = 200) -> tuple[float, int]:
-    """Seconds of the driver to write the rows of a piece of work, and their bytes as they travel."""
+    """Seconds of the driver to write the rows of a work item, and their bytes as they are sent."""
 
-    def rows(piece: int) -> list[ResultRow]:
+    def rows(item: int) -> list[ResultRow]:
         return [
             ResultRow(
                 dataset="imagenet",
-                image=f"n01440764/ILSVRC2012_val_{piece:05}{i}.JPEG",
+                image=f"n01440764/ILSVRC2012_val_{item:05}{i}.JPEG",
                 seed=0,
                 method=name,
                 label=1,
@@ -138,16 +138,16 @@ def _measure_store(rounds: int = 200) -> tuple[float, int]:
         ]
 
     with tempfile.TemporaryDirectory() as folder, Store(Path(folder)) as store:
-        cost = seconds(lambda: [store.add(rows(piece)) for piece in range(rounds)]) / rounds
+        cost = processor_seconds(lambda: [store.add(rows(item)) for item in range(rounds)]) / rounds
     return cost, len(pickle.dumps(rows(0)))
 
 
 def per_image(backbone: str, classes: int, augmix: bool) -> dict[str, float]:
-    """Seconds of one core for an image under a seed, by stage; methods cost the same whatever tower saw the views."""
+    """Seconds of one core for an image under a seed, by stage; the cost of a method does not depend on the tower."""
     costs = {name: cost for name, cost in STAGES["methods"].items() if backbone.startswith("ViT") or name != "ttl"}
 
     def cost(method: str) -> float:
-        (fewer, low), (more, high) = sorted((int(count), found) for count, found in costs[method].items())
+        (fewer, low), (more, high) = sorted((int(count), seconds) for count, seconds in costs[method].items())
         return max(0.0, low + (high - low) * (classes - fewer) / (more - fewer))
 
     return {
@@ -159,21 +159,21 @@ def per_image(backbone: str, classes: int, augmix: bool) -> dict[str, float]:
 
 def total() -> dict[str, dict[str, float]]:
     """Seconds of one core for the whole grid, by backbone and stage."""
-    found: dict[str, dict[str, float]] = {}
+    totals: dict[str, dict[str, float]] = {}
     for backbone in BACKBONES:
-        stages = found.setdefault(backbone, {"views": 0.0, "tower": 0.0, "methods": 0.0})
-        for each in list_datasets():
-            for stage, cost in per_image(backbone, each.classes, each.family == "fine-grained").items():
-                stages[stage] += cost * each.images * SEEDS
-    return found
+        stages = totals.setdefault(backbone, {"views": 0.0, "tower": 0.0, "methods": 0.0})
+        for dataset in list_datasets():
+            for stage, cost in per_image(backbone, dataset.classes, dataset.family == "fine-grained").items():
+                stages[stage] += cost * dataset.images * SEEDS
+    return totals
 
 
 def grid(overhead: float = 0.0017, start: float = 30.0) -> str:
     """The grid on several numbers of workers of one core, as a Markdown table.
 
-    overhead: seconds of the driver and Ray for a piece of work. start: seconds until a worker has loaded its model.
+    overhead: seconds of the driver and Ray for a work item. start: seconds until a worker has loaded its model.
     """
-    images = SEEDS * sum(each.images for each in list_datasets()) * len(BACKBONES)
+    images = SEEDS * sum(dataset.images for dataset in list_datasets()) * len(BACKBONES)
     work = sum(sum(stages.values()) for stages in total().values())
     setup = start * len(BACKBONES)
     driver = images / BATCH * (overhead + STAGES["store"])
@@ -187,7 +187,7 @@ def grid(overhead: float = 0.0017, start: float = 30.0) -> str:
         busy = driver / wall
         slowest = "the driver" if busy > 0.99 else "workers: " + _slowest()
         network = f"{rate * JPEG / 1e6:.2g} MB/s | {rate / BATCH * STAGES['bytes'] / 1e6:.2g} MB/s"
-        lines.append(f"| {workers} | {_span(wall)} | {rate:.2g} | {network} | {busy:.2g} | {slowest} |")
+        lines.append(f"| {workers} | {_duration(wall)} | {rate:.2g} | {network} | {busy:.2g} | {slowest} |")
     shares = ", ".join(
         f"{backbone}: " + ", ".join(f"{stage} {cost / sum(stages.values()):.0%}" for stage, cost in stages.items())
         for backbone, stages in total().items()
@@ -199,11 +199,11 @@ def grid(overhead: float = 0.0017, start: float = 30.0) -> str:
 
 def _slowest() -> str:
     stages: dict[str, float] = {}
-    for each in total().values():
-        for stage, cost in each.items():
+    for by_stage in total().values():
+        for stage, cost in by_stage.items():
             stages[stage] = stages.get(stage, 0.0) + cost
     return max(stages, key=lambda stage: stages[stage])
 
 
-def _span(wall: float) -> str:
+def _duration(wall: float) -> str:
     return f"{wall / 86400:,.0f} days" if wall > 2 * 86400 else f"{wall / 3600:,.0f} h"

@@ -1,23 +1,21 @@
 """How many times faster than plain code: `python -m benchmarks.speed [--json]`.
 
 Each figure is a function of its own. It lets both sides take turns in one run and compares the best of each: absolute
-times of one machine say little about another, and means are those of whatever else ran on it.
+times of one machine say little about another, and means depend on whatever else ran on it.
 
-The plain side of the views is the published pipeline as it works: one view after the other on Pillow images with a
-tensor made and normalised of each crop and of each end of an AugMix chain, four a view, mixed and stacked. Both sides
-start at JPEG files of 500 x 375 pixels and end with 64 normalised views of each, the plain side's in one tensor, ours
-four at a time, as the tower takes them. Both make the same draws by the same code, which is faster than the published
-one. Ours has as many images in flight as there are cores.
+The plain side of the views is the published pipeline: one view after the other on Pillow images, with a normalised
+tensor made of each crop and of the end of each AugMix chain, four per view, mixed and stacked. Both sides start at JPEG
+files of 500 x 375 pixels and end with 64 normalised views of each, the plain side's in one tensor, ours four at a time,
+as the tower takes them. Both make the same draws by the same code, which is faster than the published one. Ours has as
+many images in flight as there are cores.
 """
 
 import argparse
-import json
 import os
-import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,45 +28,27 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from benchmarks.names import class_names
-from benchmarks.use import load
+from benchmarks.common import load, log, show
 from usetta import Classifier, methods
 from usetta.adaptive import is_settled, stages
 from usetta.data import load_dataset
 from usetta.episode import encode
 from usetta.images import open_image
 from usetta.methods.recipe import run
-from usetta.models import lanes, load_model
+from usetta.models import load_model, parallel
 from usetta.models.config import OPENAI_MEAN, OPENAI_STD
 from usetta.models.precision import computes_in_bf16
 from usetta.models.towers import normalised
 from usetta.prompts import ClassPrompts
+from usetta.timing import class_names, generated_jpeg, shortest_in_turns, speedup
 from usetta.views import Operation, ViewDraw, ViewRecipe, draw_views, make_views, weak_view
 
-MEAN, STD = (torch.tensor(each).view(3, 1, 1) for each in (OPENAI_MEAN, OPENAI_STD))
+MEAN, STD = (torch.tensor(values).view(3, 1, 1) for values in (OPENAI_MEAN, OPENAI_STD))
 SETS = ("caltech101", "flowers102", "oxford_pets", "dtd10")
-ROOT = Path(os.environ.get("USETTA_SHARED", "../shared")) / "data"
+ROOT = Path(os.environ.get("USETTA_TEST_IMAGES", "../shared/data"))
 PRECISIONS = ("fp32", "bf16", "int8") if computes_in_bf16() else ("fp32", "int8")
 """Those that this processor has instructions for."""
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def shortest(ways: Sequence[Callable[[], object]], rounds: int) -> list[float]:
-    """Seconds that each way takes, by its best round; they take turns, and the first round only warms up."""
-    best = [float("inf")] * len(ways)
-    for turn in range(rounds + 1):
-        for i, work in enumerate(ways):
-            start = time.perf_counter()
-            work()
-            if turn:
-                best[i] = min(best[i], time.perf_counter() - start)
-    return best
-
-
-def speedup(plain: Callable[[], object], fast: Callable[[], object], rounds: int) -> float:
-    """How many times faster `fast` is."""
-    slow, quick = shortest([plain, fast], rounds)
-    return slow / quick
 
 
 # --- views -----------------------------------------------------------------------------------------------------------
@@ -88,7 +68,7 @@ def views_speedup(recipe: ViewRecipe, rounds: int) -> float:
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(CORES, "", torch.set_num_threads, (1,)) as pool:
         paths = [Path(folder, f"{number}.jpg") for number in range(2 * CORES)]
         for seed, path in enumerate(paths):
-            image(500, 375, seed).save(path, quality=90)
+            path.write_bytes(generated_jpeg(seed))
         ours = torch.cat(list(fast_views(paths[0], recipe)))
         torch.testing.assert_close(ours, plain_views(paths[0], recipe), atol=1e-4, rtol=0)
 
@@ -104,8 +84,8 @@ def views_speedup(recipe: ViewRecipe, rounds: int) -> float:
             with torch_threads(1):
                 plain()
 
-        # The plain side has the choice: torch's threads may be in each other's way, on a busy machine by far.
-        *slow, quick = shortest([plain, plain_on_one, fast], rounds)
+        # The better of two plain sides: torch's threads may slow each other down, on a busy machine by a lot.
+        *slow, quick = shortest_in_turns([plain, plain_on_one, fast], rounds)
         return min(slow) / quick
 
 
@@ -117,18 +97,10 @@ def torch_threads(count: int) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def image(width: int, height: int, seed: int = 0) -> Image.Image:
-    """Waves of colour with some noise: no image, but as long to decode as one."""
-    y, x = np.mgrid[:height, :width]
-    waves = np.stack([np.sin(x / 9 + y / 17), np.cos(x / 23 - y / 7), np.sin(x / 5) * np.cos(y / 11)], axis=-1)
-    noise = np.random.default_rng(seed).normal(0, 12, waves.shape)
-    return Image.fromarray((110 + 70 * waves + noise).clip(0, 255).astype(np.uint8))
-
-
 def fast_views(path: Path, recipe: ViewRecipe) -> Iterator[Tensor]:
     """Ours."""
     pixels = make_views(open_image(path, for_benchmark=True), path.name, recipe)
-    for few in torch.split(pixels, lanes.ON_CPU):
+    for few in torch.split(pixels, parallel.ON_CPU):
         yield normalised(few, OPENAI_MEAN, OPENAI_STD)
 
 
@@ -195,7 +167,7 @@ def se_over_tower(rounds: int) -> float:
     classifier = Classifier(class_names(100), model, "se", augmix=True)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "image.jpg")
-        image(500, 375).save(path, quality=90)
+        path.write_bytes(generated_jpeg(0))
         pixels = make_views(open_image(path), path.name, ViewRecipe(augmix=True))
         return 1 / speedup(lambda: model.encode_images(pixels), lambda: classifier(path), min(rounds, 3))
 
@@ -231,13 +203,13 @@ def tower(rounds: int) -> dict[str, float]:
         exact.image_tower.pool(hidden)
 
     ways = [partial(encode, embedded(precision), pixels) for precision in PRECISIONS]
-    slow, *quick = shortest([plain, *ways], min(rounds, 3))
+    slow, *quick = shortest_in_turns([plain, *ways], min(rounds, 3))
     return {precision: slow / taken for precision, taken in zip(PRECISIONS, quick, strict=True)}
 
 
 @cache
 def embedded(precision: str) -> Any:
-    return load_model("embedded", precision=precision)
+    return load_model("embedded", device="cpu", precision=precision)
 
 
 def random_views() -> Tensor:
@@ -253,10 +225,10 @@ def weak_agreement(precision: str, images: int) -> float:
         for i in range(images):
             item = dataset[i * len(dataset) // images]
             pixels = make_views(open_image(item.path, for_benchmark=True), item.id, ViewRecipe(views=1))
-            ours, theirs = exact.encode_images(pixels), other.encode_images(pixels)
+            ours, theirs = exact.encode_images(pixels), (other.encode_crops or other.encode_images)(pixels)
             same += int((ours @ text.T).argmax() == (theirs @ text.T).argmax())
             cosines.append(float((ours * theirs).sum()))
-    print(f"{precision}: cosine {np.mean(cosines):.5f}, at least {min(cosines):.5f}", file=sys.stderr)
+    log(f"{precision}: cosine {np.mean(cosines):.5f}, at least {min(cosines):.5f}")
     return same / len(cosines)
 
 
@@ -314,11 +286,9 @@ def adaptive(images: int) -> tuple[float, float]:
             ]
             sums += seconds, whole_time, views, *right
         early, late, views, few, all_of_them = sums
-        print(
+        log(
             f"{name}: {views / images:.1f} views instead of 64, {late / early:.2f} times as fast, "
-            f"{few:.0f} of {images} right instead of {all_of_them:.0f}",
-            file=sys.stderr,
-            flush=True,
+            f"{few:.0f} of {images} right instead of {all_of_them:.0f}"
         )
         whole += sums
     early, late, _, few, all_of_them = whole
@@ -331,7 +301,7 @@ def adaptive(images: int) -> tuple[float, float]:
 @dataclass(frozen=True)
 class Figure:
     measure: Callable[[int], float]
-    """From the number of rounds, or for real images how many of each dataset."""
+    """Takes the number of rounds, or for real images their number per dataset."""
     target: str
     meaning: str
 
@@ -365,21 +335,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("figures", nargs="*", metavar="figure", help="some of them; all if none is named")
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--images", type=int, default=6, help="of each set of real images, for what needs them")
+    parser.add_argument("--images", type=int, default=6, help="per dataset of real images, for figures that need them")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     names = options.figures or list(FIGURES)
     if unknown := set(names) - set(FIGURES):
-        parser.error(f"no such figure here: {', '.join(sorted(unknown))}; there are {', '.join(FIGURES)}")
-    found = {}
+        parser.error(f"unknown figures: {', '.join(sorted(unknown))}; known: {', '.join(FIGURES)}")
+    measured = {}
     for name in names:
-        found[name] = FIGURES[name].measure(options.images if name in REAL else options.rounds)
-        print(f"{name}: {found[name]:.3f}", file=sys.stderr, flush=True)
-    if options.json:
-        print(json.dumps({"threads": torch.get_num_threads(), "cores": CORES} | found))
-        return
-    for name, figure in found.items():
-        print(f"{figure:8.3f}  {FIGURES[name].target:5}  {FIGURES[name].meaning}")
+        measured[name] = FIGURES[name].measure(options.images if name in REAL else options.rounds)
+        log(f"{name}: {measured[name]:.3f}")
+    meanings = {name: (figure.meaning, figure.target) for name, figure in FIGURES.items()}
+    show(measured, meanings, as_json=options.json, cores=CORES)
 
 
 if __name__ == "__main__":

@@ -1,34 +1,29 @@
-"""What USE costs on top of encoding the views, beside the published code: `python -m benchmarks.use [--json]`.
+"""What USE costs on top of encoding the views, and what the published code costs: `python -m benchmarks.use [--json]`.
 
 ViT-B/16 with random weights in float32. One image that is not skipped, on 64 views; text features and the graph at
 the initial prompt are constants of the class list, so they are made before the clock starts. Everything is a ratio of
 figures from one run: absolute times of one machine say little about another.
 
-The published code is modelled as it works: 30 tokens a class, all 64 views in one batch, autograd through both towers
-with nothing frozen, and all views encoded again after the step. Its second pass builds no graph here, in its favour.
-Peak memory is that of a process of its own for each way of working. Takes about five minutes on two cores.
+The published code is modelled on its essentials: 30 tokens a class, all 64 views in one batch, autograd through both
+towers with nothing frozen, and all views encoded again after the step. Its second pass builds no graph here, in its
+favour. Peak memory is that of a process of its own for each way of working. Takes about five minutes on two cores.
 """
 
 import argparse
-import json
-import resource
-import subprocess
-import sys
 import time
-import warnings
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from benchmarks.names import class_names
-from benchmarks.se import seconds
+from benchmarks.common import load, show
 from usetta import methods
+from usetta.evaluate.provenance import peak_memory
 from usetta.methods.losses import reverse_cross_entropy
 from usetta.methods.recipe import run
-from usetta.models import load_model
 from usetta.models.clip import CLIP
 from usetta.prompts import ClassPrompts
+from usetta.timing import class_names, run_alone, shortest, speedup
 
 ACTIVE = 64
 TARGETS = {
@@ -42,15 +37,6 @@ TARGETS = {
     "memory_ratio_1000": ("the same, 1000 classes", ""),
     "memory_ratio_published": ("the same, published code, 100 classes", ""),
 }
-
-
-def load() -> CLIP:
-    """The model; it says loudly that its weights are random, which is no news here."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = load_model("ViT-B-16", weights="random")
-    assert isinstance(model, CLIP)
-    return model
 
 
 def views(model: CLIP) -> Tensor:
@@ -76,8 +62,8 @@ class Published:
 
     def gradient(self, grad: Tensor) -> Tensor:
         """Forward and backward pass, with the weights frozen: gradient with respect to the context."""
-        (found,) = torch.autograd.grad(self.text(), self.context, grad)
-        return found
+        (gradient,) = torch.autograd.grad(self.text(), self.context, grad)
+        return gradient
 
 
 def published_use(model: CLIP, pixels: Tensor, names: list[str]) -> Tensor:
@@ -109,32 +95,18 @@ def measure_times(repeat: int) -> dict[str, float]:
     model = load()
     pixels = views(model)
     features = model.encode_images(pixels)[None]
-    encode = seconds(lambda: model.encode_images(pixels), repeat, warm_up=False)
+    encode = shortest(lambda: model.encode_images(pixels), repeat, warm_up=False)
     figures = {}
     for count, settings in ((100, ""), (1000, ""), (1000, f":active={ACTIVE}")):
         prompts, recipe = ClassPrompts(model.text, class_names(count)), methods.get(f"use:skip=false{settings}")
-        tune = seconds(lambda p=prompts, r=recipe: run(r, features, p, model.logit_scale), repeat)  # type: ignore[misc]
+        tune = shortest(lambda p=prompts, r=recipe: run(r, features, p, model.logit_scale), repeat)  # type: ignore[misc]
         figures[f"use_over_views_{count}{'_active' if settings else ''}"] = 1 + tune / encode
     prompts, naive = ClassPrompts(model.text, class_names(100)), Published(model, class_names(100))
     other, grad = prompts.context[None] + 5e-3, torch.randn(prompts.features().shape)
     with torch.no_grad():
-        figures["text_forward_speedup"] = speedup(naive.text, lambda: prompts.encode(other))
-    figures["context_gradient_speedup"] = speedup(lambda: naive.gradient(grad), lambda: prompts.pullback(grad[None]))
+        figures["text_forward_speedup"] = speedup(naive.text, lambda: prompts.encode(other), 8)
+    figures["context_gradient_speedup"] = speedup(lambda: naive.gradient(grad), lambda: prompts.pullback(grad[None]), 8)
     return figures
-
-
-def speedup(slow: Callable[[], object], fast: Callable[[], object], rounds: int = 8) -> float:
-    """How many times faster `fast` is; short works, so they take turns, and the best of each counts."""
-    times = [(seconds(slow, 1, warm_up=not i), seconds(fast, 2, warm_up=not i)) for i in range(rounds)]
-    return min(slow for slow, _ in times) / min(fast for _, fast in times)
-
-
-def alone(part: str) -> tuple[float, float]:
-    """Peak resident memory in kB of a process that does one of `PARTS`, and the seconds that it took."""
-    command = [sys.executable, "-m", "benchmarks.use", "--part", part]
-    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout  # noqa: S603
-    memory, took = told.split()
-    return float(memory), float(took)
 
 
 def _use_part(classes: int) -> Callable[[CLIP, Tensor], object]:
@@ -163,20 +135,17 @@ def main() -> None:
         model = load()
         pixels, start = views(model), time.perf_counter()
         PARTS[options.part](model, pixels)
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter() - start)
+        print(peak_memory(), time.perf_counter() - start)
         return
-    parts = {part: alone(part) for part in PARTS}  # first: a child's peak starts from its parent's
-    memory, took = ({part: figures[i] for part, figures in parts.items()} for i in (0, 1))
+    # First, because the peak of a process starts from its parent's.
+    parts = {part: tuple(map(float, run_alone("benchmarks.use", "--part", part))) for part in PARTS}
+    memory, seconds = ({part: figures[i] for part, figures in parts.items()} for i in (0, 1))
     figures = measure_times(options.repeat)
-    figures["published_over_views_100"] = took["published"] / took["views"]
+    figures["published_over_views_100"] = seconds["published"] / seconds["views"]
     figures["memory_ratio"] = memory["use_100"] / memory["views"]
     figures["memory_ratio_1000"] = memory["use_1000"] / memory["views"]
     figures["memory_ratio_published"] = memory["published"] / memory["views"]
-    if options.json:
-        print(json.dumps({"threads": torch.get_num_threads(), "active": ACTIVE} | figures))
-        return
-    for key, (meaning, target) in TARGETS.items():
-        print(f"{figures[key]:8.3f}  {target:7}  {meaning}")
+    show({name: figures[name] for name in TARGETS}, TARGETS, as_json=options.json, active=ACTIVE)
 
 
 if __name__ == "__main__":

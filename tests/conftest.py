@@ -1,4 +1,4 @@
-"""What several tests share. No test reaches a network: the hub is told to stay offline before anything loads it."""
+"""What several tests share. No test reaches a network: the hub is set to offline before anything loads it."""
 
 import os
 
@@ -7,25 +7,46 @@ os.environ.setdefault("MPLBACKEND", "agg")
 if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores, so one thread each
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from usetta.models.clip import CLIP
+from usetta.models.clip import CLIP, random_model
 from usetta.models.config import CLIPConfig, TextConfig, ViTConfig
-from usetta.models.random_weights import random_model
 
-SHARED = Path(os.environ.get("USETTA_SHARED", Path(__file__).parents[2] / "shared"))
+NEXT_DOOR = Path(__file__).parents[2] / "shared"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def auto_is_fp32_on_the_cpu() -> Iterator[None]:
+    """`device="auto", precision="auto"` mean the same on every machine, because tests compare bits."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        patch.setattr(torch.backends.mps, "is_available", lambda: False)
+        patch.setattr("usetta.models.precision.computes_in_bf16", lambda: False)
+        yield
 
 
 @pytest.fixture(scope="session")
-def shared() -> Path:
-    """The folder of real images and features that cannot be published."""
-    if not SHARED.is_dir():
-        pytest.skip(f"no real images: {SHARED} is not there (set USETTA_SHARED)")
-    return SHARED
+def real_images() -> Path:
+    """A folder of datasets with real images, which cannot be published."""
+    folder = Path(os.environ.get("USETTA_TEST_IMAGES", NEXT_DOOR / "data"))
+    if not folder.is_dir():
+        pytest.skip("real images not found (set USETTA_TEST_IMAGES)")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def reference_files() -> Path:
+    """A folder with what other people's code computed (`views`, `align`) and the text of the paper (`paper`)."""
+    folder = Path(os.environ.get("USETTA_TEST_FEATURES", NEXT_DOOR))
+    if not folder.is_dir():
+        pytest.skip("reference features not found (set USETTA_TEST_FEATURES)")
+    return folder
 
 
 @pytest.fixture(scope="session")

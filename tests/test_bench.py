@@ -1,13 +1,15 @@
-"""What methods cost is measured for each of them, told as ratios, and beside the paper's."""
+"""What methods cost: each by itself, as ratios, and beside the paper's. Time is that of a clock of the test's own."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from usetta import bench
+from usetta import bench, timing
 from usetta.cli import app
 from usetta.report import paper
 
@@ -17,21 +19,73 @@ def job(tiny_checkpoint: Path) -> bench.BenchSettings:
     return bench.BenchSettings(model=str(tiny_checkpoint), classes=5, views=8)
 
 
+class Clock:
+    """A clock that stands still, except where work is said to take some seconds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def charge(self, work: Callable[..., Any], seconds: Callable[..., float]) -> Callable[..., Any]:
+        """The same work, which takes as many seconds as its arguments say."""
+
+        def charged(*given: Any, **named: Any) -> Any:
+            self.now += seconds(*given, **named)
+            return work(*given, **named)
+
+        return charged
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Reading takes 0.25 s, a view 1 s, encoding it 10 s, names 2 s, a method 5 s and each of its steps 100 s."""
+    clock = Clock()
+    costs: dict[str, Callable[..., float]] = {
+        "open_image": lambda _: 0.25,
+        "make_views": lambda image, name, recipe: 1.0 * recipe.views,
+        "encode": lambda model, pixels: 10.0 * len(pixels),
+        "class_names": lambda count: 2.0,
+        "answer": lambda recipe, *_: 5.0 + (100.0 * recipe.steps if recipe.tunes else 0.0),
+    }
+    for name, seconds in costs.items():
+        monkeypatch.setattr(bench, name, clock.charge(getattr(bench, name), seconds))
+    monkeypatch.setattr(timing, "perf_counter", clock)
+    return clock
+
+
+@pytest.mark.usefixtures("clock")
 def test_a_method_costs_what_its_stages_cost_and_its_own_part(job: bench.BenchSettings) -> None:
-    told: list[str] = []
-    costs = bench.measure(job, ["clip", bench.CLIP_64, "se", "use"], repeat=1, memory=False, say=told.append)
-    shared = sum(costs.stages[stage] for stage in ("read", "views", "encode views"))
-    assert all(costs.seconds[method] > shared for method in (bench.CLIP_64, "se", "use"))
-    assert list(costs.seconds) == ["clip", bench.CLIP_64, "se", "use"]
-    assert [line.partition(":")[0] for line in told] == list(costs.seconds)
+    messages: list[str] = []
+    methods = ["clip", bench.CLIP_64, "se", "use", "use:steps=4"]
+    costs = bench.measure(job, methods, repeat=2, memory=False, log=messages.append)
+    assert costs.stages == {
+        "read": 0.25,
+        "one view": 1,
+        "views": 8,
+        "encode one view": 10,
+        "encode views": 80,
+        "text, once for a class list": 2,
+    }
+    assert costs.seconds == {
+        "clip": 0.25 + 1 + 10 + 5,
+        bench.CLIP_64: 0.25 + 8 + 80 + 5,
+        "se": 0.25 + 8 + 80 + 5,
+        "use": 0.25 + 8 + 80 + 5 + 100,
+        "use:steps=4": 0.25 + 8 + 80 + 5 + 400,
+    }
+    assert messages[0] == "clip: 16.250 s, of which 5.000 s after the views are encoded"
+    assert [message.partition(": ")[0] for message in messages] == methods
     assert costs.memory == {}
 
 
-def test_what_a_model_cannot_run_is_left_out(job: bench.BenchSettings) -> None:
-    told: list[str] = []
-    costs = bench.measure(replace(job, precision="int8"), repeat=1, memory=False, say=told.append)
+def test_what_a_model_cannot_run_is_left_out(job: bench.BenchSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "answer", lambda *_: None)
+    messages: list[str] = []
+    costs = bench.measure(replace(job, precision="int8"), repeat=1, memory=False, log=messages.append)
     assert list(costs.seconds) == [name for name in bench.METHODS if name != "ttl"]
-    assert told[0].startswith("without ttl: TTL tunes the image tower")
+    assert messages[0].startswith("without ttl: TTL tunes the image tower")
 
 
 def test_memory_is_that_of_a_process_of_its_own(job: bench.BenchSettings) -> None:
@@ -65,12 +119,12 @@ def test_the_command_prints_tables_or_json(tiny_checkpoint: Path) -> None:
     assert "s/image" in shown.stdout
     assert "encode views" in shown.stdout
     as_json = CliRunner().invoke(app, [*options, "--repeat", "1", "--json"])
-    found = json.loads(as_json.stdout)
-    assert set(found["seconds"]) == {"clip", "se"}
-    assert found["job"]["views"] == 4
+    printed = json.loads(as_json.stdout)
+    assert set(printed["seconds"]) == {"clip", "se"}
+    assert printed["job"]["views"] == 4
 
 
-def test_a_method_that_a_model_cannot_run_is_told_before_anything_is_measured(tiny_checkpoint: Path) -> None:
+def test_an_unknown_method_is_an_error_before_anything_is_measured(tiny_checkpoint: Path) -> None:
     result = CliRunner().invoke(app, ["bench", "--model", str(tiny_checkpoint), "--methods", "clipp"])
     assert result.exit_code == 2
     assert "did you mean 'clip'" in result.stderr

@@ -226,7 +226,8 @@ def test_augmix_gives_other_strong_views(tiny_model: CLIP, images: list[Path]) -
 def test_a_classifier_and_a_prediction_show_themselves_in_a_line(tiny_model: CLIP, images: list[Path]) -> None:
     classifier = Classifier([*CLASSES, "hen"], tiny_model, "clip")
     assert repr(classifier) == (
-        "<Classifier clip by tiny-random (cpu, fp32), adaptive views, 4 classes: tabby_cat, red fox, golden retriever, …>"
+        "<Classifier clip by tiny-random (cpu, fp32), adaptive views, 4 classes: "
+        "tabby_cat, red fox, golden retriever, …>"
     )
     answer = Classifier(CLASSES, tiny_model, "clip", views=16)(images[0])
     ranked = ", ".join(f"{label} {p:.1%}" for label, p in answer.ranked())

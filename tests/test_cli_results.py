@@ -20,7 +20,7 @@ from usetta.images import open_image
 from usetta.models import ModelError
 from usetta.models.clip import CLIP
 from usetta.prompts import TEMPLATES
-from usetta.report.items import ITEMS
+from usetta.report.reproduce import ITEMS
 
 
 def usetta(*arguments: object) -> Result:
@@ -64,7 +64,7 @@ def test_other_tables(run: Path) -> None:
     assert usetta("table", run, "--metric", "skip_ratio").stdout.startswith("Images that were not tuned on, %")
     metrics = usetta("table", run, "--dataset", "pets", "-f", "json")
     assert json.loads(metrics.stdout)["rows"][1]["cells"]["top1"]["value"] == 100.0
-    differences = usetta("table", run, "--against", "use", "-f", "csv")
+    differences = usetta("table", run, "--baseline", "use", "-f", "csv")
     assert "Pets,clip,difference,-50.0," in differences.stdout
 
 
@@ -73,8 +73,8 @@ def test_other_tables(run: Path) -> None:
     [
         (["--metric", "eec"], "unknown metric 'eec'; did you mean 'ece'?"),
         (["--dataset", "pet"], "has no dataset 'pet'; did you mean 'pets'?"),
-        (["--against", "tpt"], "has no method 'tpt'"),
-        (["--against", "clip", "--metric", "ece"], "choose one of --metric, --dataset and --against"),
+        (["--baseline", "tpt"], "has no method 'tpt'"),
+        (["--baseline", "clip", "--metric", "ece"], "choose one of --metric, --dataset and --baseline"),
         (["--format", "html"], "unknown format 'html'; known are terminal, markdown, latex, csv, json"),
     ],
 )
@@ -210,10 +210,10 @@ def test_prompts_are_those_of_the_table(data: Path, tmp_path: Path, tiny_checkpo
 def test_methods_that_a_model_cannot_run_are_left_out(
     data: Path, tmp_path: Path, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_tail(_model: CLIP) -> None:
+    def no_blocks(_model: CLIP) -> None:
         raise ValueError("the image tower has no blocks")
 
-    monkeypatch.setattr(CLIP, "tail", no_tail)
+    monkeypatch.setattr(CLIP, "last_blocks", no_blocks)
     options = ["--data", data, "--model", tiny_checkpoint, "--out", tmp_path / "run", "--seeds", 0, "--images", 1]
     result = usetta("reproduce", "table-10", *options)
     assert result.exit_code == 0, result.stderr

@@ -31,8 +31,8 @@ from usetta.coop import CoOpRecipe, load_context, save_context, template_for, te
 from usetta.coop.context import read_context_file
 from usetta.coop.shots import draw_shots, encode_shots, generator
 from usetta.data import load_dataset
+from usetta.feature_cache import FeatureCache
 from usetta.models import ModelError, load_model
-from usetta.models.cached import CachedImages
 from usetta.models.clip import CLIP, TextTransformer
 from usetta.prompts import ClassPrompts
 
@@ -62,7 +62,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def learn(model: CLIP, out: Path | None = None, recipe: CoOpRecipe = QUICK, **more: Any) -> Tensor:
-    return train_context(model, IMAGES, LABELS, CLASSES, recipe, out=out, **{"say": lambda _: None, **more})
+    return train_context(model, IMAGES, LABELS, CLASSES, recipe, out=out, **{"log": lambda _: None, **more})
 
 
 def naive(tower: TextTransformer, names: Sequence[str], context: Tensor) -> Tensor:
@@ -316,7 +316,7 @@ def test_a_context_of_another_width_is_refused(tiny_model: CLIP, tmp_path: Path)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_it_learns_to_tell_colours_apart(tiny_model: CLIP, seed: int) -> None:
+def test_it_learns_to_separate_colours(tiny_model: CLIP, seed: int) -> None:
     images, labels, classes = IMAGES[:14], LABELS[:14], ["house", "cat"]
     shots = draw_shots(images, labels, classes, 7, seed, print)
     features = encode_shots(tiny_model, shots, 1, seed, progress=False)[:, 0]
@@ -400,7 +400,7 @@ def test_other_modes_of_autograd_are_no_obstacle(tiny_model: CLIP) -> None:
         assert torch.equal(learn(tiny_model), expected)
 
 
-def test_the_file_tells_where_the_context_came_from(tiny_model: CLIP, tmp_path: Path) -> None:
+def test_the_file_says_where_the_context_came_from(tiny_model: CLIP, tmp_path: Path) -> None:
     out = tmp_path / "context.safetensors"
     context = learn(tiny_model, out)
     assert torch.equal(load_context(out, tiny_model), context)
@@ -421,7 +421,7 @@ class StoppedError(Exception):
 
 
 @pytest.mark.parametrize("epochs_done", range(4))
-def test_a_training_that_was_stopped_goes_on(
+def test_a_training_that_was_stopped_continues(
     tiny_model: CLIP, tmp_path: Path, epochs_done: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = learn(tiny_model, tmp_path / "whole")
@@ -439,9 +439,9 @@ def test_a_training_that_was_stopped_goes_on(
     monkeypatch.undo()
     with pytest.raises(ModelError, match=rf"not finished \(epoch {epochs_done} of 4\): run it again"):
         load_context(out)
-    said: list[str] = []
-    assert torch.equal(learn(tiny_model, out, say=said.append), expected)
-    assert said == ([f"{out}: the training goes on after epoch {epochs_done} of 4"] if epochs_done else [])
+    logged: list[str] = []
+    assert torch.equal(learn(tiny_model, out, log=logged.append), expected)
+    assert logged == ([f"{out}: the training continues after epoch {epochs_done} of 4"] if epochs_done else [])
     (tensors, metadata), (expected_tensors, expected_metadata) = map(read_context_file, (out, tmp_path / "whole"))
     assert metadata == expected_metadata
     assert tensors.keys() == expected_tensors.keys()
@@ -452,6 +452,7 @@ PROGRAM = """
 import os, signal, sys
 from usetta.coop import CoOpRecipe, train, train_context
 from usetta.data import load_dataset
+from usetta.feature_cache import FeatureCache
 from usetta.models import load_model
 
 model, folder, out, batch = sys.argv[1:]
@@ -464,7 +465,8 @@ def killed(*arguments):
 
 train._loss = killed
 data = load_dataset(folder)
-train_context(load_model(model), [item.path for item in data], data.labels, data.classes, {recipe!r}, out=out)
+loaded = load_model(model, precision="fp32")
+train_context(loaded, [item.path for item in data], data.labels, data.classes, {recipe!r}, out=out)
 """
 
 
@@ -481,29 +483,32 @@ def test_a_killed_process_loses_nothing(tiny_checkpoint: Path, folder: Path, tmp
     batch = random.randrange(2, 24)
     command = [sys.executable, "-c", PROGRAM.format(recipe=recipe), tiny_checkpoint, folder, out, str(batch)]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
-    model, said = load_model(str(tiny_checkpoint)), []
-    context = train_context(model, *read_folder(folder), recipe, out=out, say=said.append)
-    assert said == [f"{out}: the training goes on after epoch {batch // 2} of 12"]
+    model, logged = load_model(str(tiny_checkpoint), precision="fp32"), []
+    context = train_context(model, *read_folder(folder), recipe, out=out, log=logged.append)
+    assert logged == [f"{out}: the training continues after epoch {batch // 2} of 12"]
     assert torch.equal(context, train_context(model, *read_folder(folder), recipe))
 
 
 def test_a_finished_training_computes_nothing(
     tiny_model: CLIP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, said = tmp_path / "context.safetensors", []
+    out, logged = tmp_path / "context.safetensors", []
     context, written = learn(tiny_model, out), out.stat().st_mtime_ns
     monkeypatch.setattr(train_module, "encode_shots", None)
     monkeypatch.setattr(train_module, "_loss", None)
-    assert torch.equal(learn(tiny_model, out, say=said.append), context)
-    assert said == [f"{out}: the training is finished already"]
+    assert torch.equal(learn(tiny_model, out, log=logged.append), context)
+    assert logged == [f"{out}: the training is finished already"]
     assert out.stat().st_mtime_ns == written
 
 
-def test_views_that_were_encoded_are_not_encoded_again(tiny_model: CLIP, tmp_path: Path) -> None:
+def test_views_that_were_encoded_are_not_encoded_again(
+    tiny_model: CLIP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = learn(tiny_model)
     for _ in range(2):
-        assert torch.equal(learn(CachedImages(tiny_model, tmp_path / "features")), expected)
-    assert len(list((tmp_path / "features").iterdir())) == 18
+        with FeatureCache(tmp_path / "features") as cache:
+            assert torch.equal(learn(tiny_model, cache=cache), expected)
+        monkeypatch.setattr(tiny_model, "encode_images", None)  # the second time everything is in the cache
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -560,7 +565,7 @@ def test_other_files_are_never_overwritten(tiny_model: CLIP, tmp_path: Path) -> 
         assert not before or path.read_bytes() == before
 
 
-def test_a_place_that_cannot_be_written_to_is_told_before_the_work(
+def test_a_place_that_cannot_be_written_to_fails_before_the_work(
     tiny_model: CLIP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("not a folder")
@@ -569,7 +574,7 @@ def test_a_place_that_cannot_be_written_to_is_told_before_the_work(
         learn(tiny_model, tmp_path / "file" / "context.safetensors")
 
 
-def test_a_rate_too_high_is_told(tiny_model: CLIP) -> None:
+def test_a_rate_too_high_is_reported(tiny_model: CLIP) -> None:
     with pytest.raises(ValueError, match=r"the loss became nan in epoch \d: lower the learning rate \(1e\+38\)"):
         learn(tiny_model, recipe=replace(QUICK, lr=1e38, epochs=9))
 
@@ -587,26 +592,26 @@ def test_shots_are_drawn_from_each_class_by_seed() -> None:
     assert len(everything) == 21
 
 
-def test_a_bad_image_is_told_and_replaced(folder: Path) -> None:
+def test_a_bad_image_is_logged_and_replaced(folder: Path) -> None:
     images, labels, classes = read_folder(folder)
     chosen = [shot.image for shot in draw_shots(images, labels, classes, 6, 0, print) if shot.label == 1]
     assert isinstance(chosen[2], Path)
     chosen[2].write_bytes(b"")
-    said: list[str] = []
-    shots = draw_shots(images, labels, classes, 6, 0, said.append)
-    assert said == [f"left out: {chosen[2]}: file is empty"]
+    logged: list[str] = []
+    shots = draw_shots(images, labels, classes, 6, 0, logged.append)
+    assert logged == [f"left out: {chosen[2]}: file is empty"]
     assert len(shots) == 18
     assert chosen[2] not in [shot.image for shot in shots]
 
 
-def test_a_class_without_a_image_is_named(folder: Path) -> None:
+def test_a_class_without_an_image_is_named(folder: Path) -> None:
     images, labels, classes = read_folder(folder)
     for path in (folder / "owl").iterdir():
         path.write_bytes(b"no image")
-    said: list[str] = []
+    logged: list[str] = []
     with pytest.raises(ValueError, match="class 'owl' cannot be learned: none of its images can be read"):
-        draw_shots(images, labels, classes, 6, 0, said.append)
-    assert len(said) == 7
+        draw_shots(images, labels, classes, 6, 0, logged.append)
+    assert len(logged) == 7
     with pytest.raises(ValueError, match="class 'wolf' cannot be learned: it has no images"):
         draw_shots(IMAGES, LABELS, [*CLASSES, "wolf"], 6, 0, print)
 
@@ -622,7 +627,7 @@ def test_labels_that_do_not_fit_are_named(tiny_model: CLIP) -> None:
 
 @pytest.mark.parametrize("template", ["{}", "{} on a photo", "a non{}"])
 def test_a_template_without_a_context_is_refused(tiny_model: CLIP, template: str) -> None:
-    with pytest.raises(ValueError, match="has no words before '{}' that a context could stand in for"):
+    with pytest.raises(ValueError, match="has no words before '{}' that a context could replace"):
         learn(tiny_model, recipe=replace(QUICK, template=template))
 
 

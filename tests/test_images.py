@@ -136,7 +136,7 @@ def test_arrays(array, expected):
 
 
 @pytest.mark.parametrize(
-    ("array", "words"),
+    ("array", "reason"),
     [
         (np.zeros((3, 8, 9), np.uint8), "(3, 8, 9); move the channels last"),
         (np.zeros((8, 9, 2), np.uint8), "not (8, 9, 2)"),
@@ -149,11 +149,11 @@ def test_arrays(array, expected):
         (np.full((4, 4), -0.1), "must lie in 0..1"),
     ],
 )
-def test_arrays_that_are_no_image(array, words):
+def test_arrays_that_are_no_image(array, reason):
     with pytest.raises(ImageError) as caught:
         open_image(array)
     assert caught.value.path == "<ndarray>"
-    assert words in caught.value.reason
+    assert reason in caught.value.reason
 
 
 @pytest.mark.parametrize("source", [None, 3, ["a.jpg"]])

@@ -1,15 +1,14 @@
-"""One answer, whichever way an image takes: Python, `eval`, `classify --out`, HTTP, and a worker of Ray.
+"""One answer on every path: Python, `eval`, `classify --out` and HTTP; tests/distributed adds a worker of Ray.
 
 On a CPU the views of an image are batched by themselves on every path, so the probabilities are the same to the bit.
 """
 
-import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from conftest import make_image
 from evaluate.runs import CLASSES, VIEWS, four_blocks
@@ -19,12 +18,10 @@ from usetta.adaptive import Views
 from usetta.batch.runner import BatchSettings, classify
 from usetta.classifier import Classifier
 from usetta.data.dataset import Dataset
-from usetta.distributed import RayEngine
 from usetta.evaluate.metrics import columns
 from usetta.evaluate.runner import EvalSettings, evaluate
 from usetta.evaluate.store import ResultRow, Store
 from usetta.images import image_id, open_image
-from usetta.models import Model
 from usetta.models.clip import CLIP
 from usetta.prediction import Prediction
 from usetta.serve.settings import Settings
@@ -32,6 +29,43 @@ from usetta.serve.settings import Settings
 METHODS = ("clip", "se", "mta", "zero", "tpt", "c-tpt", "r-tpt", "rlcf", "ttl", "tps", "sts", "use", "tpt+se")
 SIZES = ((60, 40), (32, 32), (33, 97), (120, 31))
 TEMPLATE = "a photo of a {}."
+
+Probabilities = dict[tuple[str, str], np.ndarray[Any, Any]]
+"""(C,) by method and name of the image."""
+
+
+def make_images(folder: Path) -> list[Path]:
+    """Images whose names in a dataset are what their views are keyed by elsewhere, the hash of their pixels."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for i, size in enumerate(SIZES):
+        image = make_image(200 + i, size)
+        paths.append(folder / image_id(image))
+        image.save(paths[-1], "PNG")
+    return paths
+
+
+def expected_probabilities(model: CLIP, images: Iterable[Path], names: Iterable[str]) -> Probabilities:
+    """The answers of `Classifier`, one image after the other."""
+    images = list(images)
+    return {
+        (method, path.name): Classifier(CLASSES, model, method, views=VIEWS)(path).probs
+        for method in names
+        for path in images
+    }
+
+
+def assert_rows_are_exact(out: Path, method: str, expected: Probabilities, rows: int) -> list[dict[str, Any]]:
+    """The predictions in `out` are the expected ones to the bit; returns the rows without an answer."""
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    table = parquet.read_table(out).to_pylist()
+    assert len({(row["source"], row["key"]) for row in table}) == len(table) == rows, "nothing lost, nothing twice"
+    for row in table:
+        if row["error"] is None:
+            exact = expected[method, row["key"].removesuffix(".png")].tolist()
+            probabilities = dict(zip(row["top_labels"], row["top_probabilities"], strict=True))
+            assert probabilities == dict(zip(CLASSES, exact, strict=True)), (method, row["key"])
+    return [row for row in table if row["error"] is not None]
 
 
 @pytest.fixture(scope="module")
@@ -41,29 +75,12 @@ def model() -> CLIP:
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Images whose names in a dataset are what their views are keyed by elsewhere, the hash of their pixels."""
-    folder = tmp_path_factory.mktemp("images")
-    paths = []
-    for i, size in enumerate(SIZES):
-        image = make_image(200 + i, size)
-        paths.append(folder / image_id(image))
-        image.save(paths[-1], "PNG")
-    return paths
+    return make_images(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="module")
-def expected(model: CLIP, images: list[Path]) -> dict[tuple[str, str], np.ndarray[Any, Any]]:
-    """Probabilities (C,) by method and name of the image, by `Classifier`, one image after the other."""
-    return {
-        (method, path.name): Classifier(CLASSES, model, method, views=VIEWS)(path).probs
-        for method in METHODS
-        for path in images
-    }
-
-
-def load_model() -> Model:
-    """What a worker calls: a model of its own."""
-    return four_blocks()
+def expected(model: CLIP, images: list[Path]) -> Probabilities:
+    return expected_probabilities(model, images, METHODS)
 
 
 def test_the_images_are_opened_alike_everywhere(images: list[Path]) -> None:
@@ -97,7 +114,7 @@ def test_eval(model: CLIP, images: list[Path], expected: Any, tmp_path: Path, ba
 @pytest.mark.parametrize("method", ["se", "use"])
 def test_adaptive_views(model: CLIP, images: list[Path], tmp_path: Path, method: str) -> None:
     """In every command, the same number of views and the same bits."""
-    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
     classifier = Classifier(CLASSES, model, method)  # adaptive by default
     answers = dict(zip([path.name for path in images], classifier(images), strict=True))
     views = {name: len(answer.entropies) for name, answer in answers.items()}
@@ -108,35 +125,21 @@ def test_adaptive_views(model: CLIP, images: list[Path], tmp_path: Path, method:
         assert np.array_equal(explained.prediction.probs, answers[path.name].probs)
     settings = BatchSettings(CLASSES, methods.get(method), (TEMPLATE,), top=len(CLASSES))
     classify(model, settings, [str(path) for path in images], tmp_path / "batch")
-    for row in parquet.read_table(tmp_path / "batch").to_pylist():
-        exact = dict(zip(CLASSES, answers[row["key"]].probs.tolist(), strict=True))
-        assert dict(zip(row["top_labels"], row["top_probabilities"], strict=True)) == exact
-        assert row["views"] == views[row["key"]]
+    probs = {(method, name): answer.probs for name, answer in answers.items()}
+    assert not assert_rows_are_exact(tmp_path / "batch", method, probs, rows=len(images))
     for row in rows_of(model, images, method, tmp_path / "eval", "adaptive"):
         exact = {name: value.item() for name, value in columns(answers[row.image].probs, row.label).items()}
         assert {name: getattr(row, name) for name in exact} == exact
         assert row.views == views[row.image]
 
 
-@pytest.mark.parametrize("engine", [None, "ray"])
-def test_classify_to_parquet(
-    model: CLIP, images: list[Path], expected: Any, tmp_path: Path, engine: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
-    where = None
-    if engine:
-        pytest.importorskip("ray", reason="Ray is not installed")
-        tests = str(Path(__file__).parent)
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([tests, *filter(None, [os.environ.get("PYTHONPATH")])]))
-        where = RayEngine("local", workers=1, cpus=torch.get_num_threads())
-    for method in METHODS if engine is None else ("use",):
+def test_classify_to_parquet(model: CLIP, images: list[Path], expected: Probabilities, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    for method in METHODS:
         settings = BatchSettings(CLASSES, methods.get(method), (TEMPLATE,), views=VIEWS, top=len(CLASSES))
-        out = tmp_path / method
-        done = classify(model, settings, [str(path) for path in images], out, engine=where, load=load_model)
+        done = classify(model, settings, [str(path) for path in images], tmp_path / method)
         assert (done.images, done.failed) == (len(images), 0)
-        for row in parquet.read_table(out).to_pylist():
-            exact = dict(zip(CLASSES, expected[method, row["key"]].tolist(), strict=True))
-            assert dict(zip(row["top_labels"], row["top_probabilities"], strict=True)) == exact, (method, row["key"])
+        assert not assert_rows_are_exact(tmp_path / method, method, expected, rows=len(images))
 
 
 def test_http(model: CLIP, images: list[Path], expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:

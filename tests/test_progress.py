@@ -13,37 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from usetta.progress import bar, fit, track
+from usetta.progress import bar, track
 
 FOUR = "clip 63.2 %, c-tpt 65.1 %, r-tpt 64.0 %, use 66.6 %"
-PARTS = {"description": "Evaluating", "count": "12345/50000", "speed": "0.12/s", "left": "12:34:56", "text": FOUR}
-
-
-def test_what_is_least_important_gives_way_first() -> None:
-    def kept(width: int) -> str:
-        parts, length = fit(PARTS, width)
-        assert sum(map(len, parts.values())) + len(parts) - 1 + (length and length + 1) <= width
-        return " ".join(["-" * length] * bool(length) + list(parts.values()))
-
-    everything = f"Evaluating 12345/50000 0.12/s 12:34:56 {FOUR}"
-    assert kept(200) == "-" * 40 + " " + everything
-    assert kept(101) == "-" * 10 + " " + everything
-    assert kept(100) == everything
-    assert kept(90) == everything
-    assert kept(89) == f"12345/50000 0.12/s 12:34:56 {FOUR}"
-    assert kept(79) == f"12345/50000 0.12/s 12:34:56 {FOUR}"
-    assert kept(78) == f"12345/50000 12:34:56 {FOUR}"
-    assert kept(60) == f"12345/50000 12:34:56 {FOUR[:38]}…"
-    assert kept(23) == "12345/50000 12:34:56 c…"
-    assert kept(22) == "12345/50000 12:34:56"
-    assert kept(19) == "12345/50000"
-
-
-def test_parts_that_are_empty_take_no_room() -> None:
-    assert fit({"description": "Classifying", "count": "1/2", "speed": "", "left": "0:00:01", "text": ""}, 80) == (
-        {"description": "Classifying", "count": "1/2", "left": "0:00:01"},
-        40,
-    )
 
 
 def in_terminal(script: str, columns: int, folder: Path) -> tuple[list[str], str, str]:
@@ -63,7 +35,7 @@ def in_terminal(script: str, columns: int, folder: Path) -> tuple[list[str], str
     while True:
         try:
             part = os.read(ours, 65536)
-        except OSError:  # how Linux tells that the other side is closed
+        except OSError:  # how Linux says that the other side is closed
             break
         if not part:
             break
@@ -71,11 +43,11 @@ def in_terminal(script: str, columns: int, folder: Path) -> tuple[list[str], str
     os.close(ours)
     assert process.wait() == 0
     text = sent.decode()
-    drawn = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", each) for each in re.split(r"[\r\n]+", text)]
-    return [each for each in drawn if each], text, (folder / "out").read_text()
+    drawn = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in re.split(r"[\r\n]+", text)]
+    return [line for line in drawn if line], text, (folder / "out").read_text()
 
 
-@pytest.mark.parametrize("columns", [40, 80, 120])
+@pytest.mark.parametrize("columns", [20, 40, 80, 120])
 def test_it_is_one_line_in_a_terminal_with_four_methods_shown(tmp_path: Path, columns: int) -> None:
     script = (
         "import time; from usetta.progress import bar\n"
@@ -89,20 +61,22 @@ def test_it_is_one_line_in_a_terminal_with_four_methods_shown(tmp_path: Path, co
     assert sent.count("\n") == 1
     assert max(map(len, drawn)) <= columns
     assert printed == "an answer\n"
-    last = drawn[-1].rstrip()
-    assert last.startswith("Evaluating ━━━━" if columns == 120 else "48/3669 ")
-    assert "48/3669" in last
-    if columns > 40:
+    last = drawn[-1].strip()
+    assert re.search(r"48/3", last)
+    if columns >= 80:
         assert last.endswith(FOUR)
         assert re.search(r" \d+(\.\d+)?/s 0:0\d:\d\d ", last)
     else:
-        assert re.fullmatch(r"48/3669 0:0\d:\d\d clip 63.2 %, c-tpt 65.1…", last)
+        assert last.endswith("…")
+    assert (columns == 120) == last.startswith("Evaluating ")
 
 
-def test_a_bar_without_words_keeps_its_description(tmp_path: Path) -> None:
+@pytest.mark.parametrize("columns", [30, 80])
+def test_a_bar_without_a_text_keeps_its_description(tmp_path: Path, columns: int) -> None:
     script = "from usetta.progress import track\nprint(sum(track(range(5), 5, 'Classifying')))\n"
-    drawn, _, printed = in_terminal(script, 80, tmp_path)
-    assert re.fullmatch(r"Classifying ━{40} 5/5 0:00:00", drawn[-1].rstrip())
+    drawn, sent, printed = in_terminal(script, columns, tmp_path)
+    assert re.fullmatch(r"Classifying ━+ 5/5 0:00:00", drawn[-1].rstrip())
+    assert sent.count("\n") == 1
     assert printed == "10\n"
 
 
@@ -128,7 +102,7 @@ def test_one_item_is_not_worth_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "2/2" in sys.stderr.getvalue()  # type: ignore[attr-defined]
 
 
-def test_the_speed_of_slow_work_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_speed_of_slow_work_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Batches that take a minute each: rich by itself forgets what is older than half of one."""
     now = 1000.0
     monkeypatch.setattr("rich.console.monotonic", lambda: now)

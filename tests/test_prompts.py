@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from models.tiny import TINY_VIT, disturbed
 from usetta import prompts as prompts_module
-from usetta.models.clip import CLIP, TextTransformer
+from usetta.models.clip import CLIP, TextTransformer, make_blocks, random_model
 from usetta.models.config import ARCHITECTURES, CLIPConfig, TextConfig, ViTConfig
-from usetta.models.random_weights import random_model
-from usetta.models.transformer import make_blocks
 from usetta.prompts import ClassPrompts
 
 VISION = ViTConfig(image_size=8, patch_size=8, width=8, layers=1, heads=1)
@@ -501,3 +500,19 @@ def test_equal_names_get_equal_features(tiny_model: CLIP) -> None:
 def test_bad_names_and_templates_are_named(tiny_model: CLIP, classes: list[str], templates: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ClassPrompts(tiny_model.text, classes, templates)
+
+
+def test_the_bytes_of_prompts_grow_with_what_was_asked_for() -> None:
+    names = ["cat", "red-breasted merganser", "hen"]
+    prompts = ClassPrompts(disturbed(TINY_VIT).text, names)
+    lengths = prompts._templates[0]._texts.lengths
+    texts = 3 * 2048 + 4 * sum(lengths) * prompts.context.shape[1]
+    assert prompts.nbytes == texts
+    features = prompts.features()
+    assert prompts.nbytes == texts + features.nbytes
+    prompts.pullback(torch.ones(1, *features.shape))
+    graphs = prompts.nbytes - texts - features.nbytes
+    tokens = prompts._templates[0]._texts.shared + sum(lengths)
+    assert graphs == int(tokens * prompts._templates[0]._token_bytes)
+    assert graphs > features.nbytes
+    assert ClassPrompts(disturbed(TINY_VIT).text, [*names, "hen"]).nbytes == texts, "equal texts are computed once"

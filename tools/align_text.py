@@ -39,8 +39,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from usetta.models.clip import quick_gelu
 from usetta.models.tokenizer import CLIPTokenizer, vocabulary
-from usetta.models.transformer import quick_gelu
 
 WIDTH, LAYERS, HEADS, CONTEXT, EMBED_DIM, RANK, VOCABULARY = 320, 5, 5, 32, 512, 96, 49408
 NAMES_A_STEP, CLASSES_A_STEP, IMAGES_A_CLASS = 256, 192, 6

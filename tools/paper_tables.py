@@ -2,8 +2,8 @@
 
 Tables are numbered in the order of their captions, as LaTeX does; one without numbers (the text templates) keeps its
 number and is left out. Every accuracy is checked on the way: means against the datasets they are means of, the same
-method in different tables, rows that are the same for different methods. What does not fit is printed and stays beside
-the numbers as notes; nothing is corrected.
+method in different tables, rows that are the same for different methods. What does not fit is printed and becomes a
+note on the numbers; nothing is corrected.
 """
 
 import argparse
@@ -64,7 +64,7 @@ KNOWN = {
     "tb:sup_plug_fg": Known("SE as the readout of other methods, fine-grained datasets", plug_in=True),
 }
 
-DATA_SETS = {
+DATASETS = {
     "ImageNet": "imagenet",
     **{
         f"{prefix}-{end}": f"imagenet-{end.lower()}"
@@ -75,14 +75,14 @@ DATA_SETS = {
     **{name: name.lower() for name in ("EuroSAT", "SUN397", "Food101")},
     "Flower102": "flowers102",
 }
-COLUMNS = DATA_SETS | {
+COLUMNS = DATASETS | {
     **{"IN&O": "in&o", "FGVC": "fgvc", "OOD Avg.": "ood"},
     **{"Time (s)": "seconds", "Mem (GB)": "gigabytes", "Acc (%)": "fgvc", "Gains (%)": "gain"},
     **{"Classes": "classes", "Testing": "images"},
 }
 ACCURACIES = {*IMAGENET, *FINE_GRAINED, *GROUPS}
-WORDS = {"", "Method", "Optim.", "Inference", "Loss", "Function", "Dataset", "Task"}
-"""Columns that hold words."""
+TEXT_COLUMNS = {"", "Method", "Optim.", "Inference", "Loss", "Function", "Dataset", "Task"}
+"""Titles of columns that hold text."""
 
 METHODS = {
     **{name: name.lower() for name in ("CLIP", "MTA", "ZERO", "SE", "TPT", "C-TPT", "RLCF", "TTL", "TPS", "R-TPT")},
@@ -133,32 +133,32 @@ def read(latex: str) -> list[Table]:
     """All tables with numbers, in the order of the paper."""
     latex = re.sub(r"(?<!\\)%.*", "", latex)
     tables = []
-    captioned = (each for each in _environments(latex, r"table\*?") if r"\caption" in each)
+    captioned = (body for body in _environments(latex, r"table\*?") if r"\caption" in body)
     for number, body in enumerate(captioned, start=1):
         lines = _lines(next(_environments(body, "tabular")))
         if not any(_number(cell) is not None for line in lines for cell in line.cells):
             continue
         label = re.findall(r"\\label\{(.*?)\}", body)[0]
         if label not in KNOWN:
-            raise ValueError(f"table {number} has the unknown label {label!r}; say in KNOWN what it is about")
+            raise ValueError(f"table {number} has the unknown label {label!r}; describe it in KNOWN")
         named = {model for pattern, model in MODELS.items() if re.search(pattern, body)}
         if named - {KNOWN[label].model}:
             raise ValueError(f"table {label!r} names {', '.join(named)}, KNOWN says {KNOWN[label].model}")
         tables.append(_table(f"table-{number}", label, KNOWN[label], lines))
-    found = SENTENCE.search(latex)
-    if found is None:
+    sentence = SENTENCE.search(latex)
+    if sentence is None:
         raise ValueError("the sentence with USE's accuracies for γ = 1 and β = 1 is not there; see SENTENCE")
     rows = [
         Row(f"use:{setting}=1.0", f"USE, {letter} = 1", {"avg": float(value)})
-        for setting, letter, value in zip(("gamma", "beta"), "γβ", found.groups(), strict=True)
+        for setting, letter, value in zip(("gamma", "beta"), "γβ", sentence.groups(), strict=True)
     ]
     tables.append(Table("text", "beta_discussion", Known("in the text on γ alone, means"), ["avg"], rows))
     return tables
 
 
 def _environments(latex: str, name: str) -> Iterator[str]:
-    for found in re.finditer(rf"\\begin\{{({name})\}}(.*?)\\end\{{\1\}}", latex, re.DOTALL):
-        yield found[2]
+    for match in re.finditer(rf"\\begin\{{({name})\}}(.*?)\\end\{{\1\}}", latex, re.DOTALL):
+        yield match[2]
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def _lines(tabular: str) -> list[Line]:
 
 
 def plain(latex: str) -> str:
-    """The words of a cell: no rules, colours, citations or fonts."""
+    """The text of a cell, without rules, colours, citations and fonts."""
     text = re.sub(r"\\(top|mid|bottom)rule|~?\s*\\(cite|rowcolor|label)\s*\{.*?\}", " ", latex)
     text = re.sub(r"\\multirow\{.*?\}\{.*?\}", "", text)
     while (bare := re.sub(r"\\(?:textbf|texttt|textsc|text|emph)\{([^{}]*)\}", r"\1", text)) != text:
@@ -189,8 +189,8 @@ def plain(latex: str) -> str:
 
 
 def _number(text: str) -> float | None:
-    found = re.fullmatch(r"±?\s*(\d[\d,]*(?:\.\d+)?)", text)
-    return float(found[1].replace(",", "")) if found else None
+    match = re.fullmatch(r"±?\s*(\d[\d,]*(?:\.\d+)?)", text)
+    return float(match[1].replace(",", "")) if match else None
 
 
 def _table(id_: str, label: str, known: Known, lines: list[Line]) -> Table:
@@ -203,8 +203,8 @@ def _table(id_: str, label: str, known: Known, lines: list[Line]) -> Table:
     for line in lines:
         if line.head:
             continue
-        words = {title: cell for title, cell in zip(titles, line.cells, strict=False) if title in WORDS}
-        name, method = _method(words, base, known)
+        texts = {title: cell for title, cell in zip(titles, line.cells, strict=False) if title in TEXT_COLUMNS}
+        name, method = _method(texts, base, known)
         if name != PLUG_IN:
             base = method or ""
         numbers = ((column, _number(cell)) for column, cell in zip(columns, line.cells, strict=False) if column)
@@ -217,12 +217,12 @@ def _padded(cells: list[str], width: int) -> list[str]:
 
 
 def _columns(titles: list[str]) -> list[str | None]:
-    """Names of the columns with numbers, None for those with words; what `Avg.` is the mean of shows beside it."""
+    """Names of the columns with numbers, None for those with text; `Avg.` is the mean of the columns beside it."""
     columns: list[str | None] = []
     for title in titles:
         if title == "Avg.":
             columns.append(next(group for group, of in GROUPS.items() if set(of) <= set(columns)))
-        elif title in WORDS:
+        elif title in TEXT_COLUMNS:
             columns.append(None)
         elif title in COLUMNS:
             columns.append(COLUMNS[title])
@@ -231,17 +231,17 @@ def _columns(titles: list[str]) -> list[str | None]:
     return columns
 
 
-def _method(words: dict[str, str], base: str, known: Known) -> tuple[str, str | None]:
+def _method(texts: dict[str, str], base: str, known: Known) -> tuple[str, str | None]:
     """What the paper calls a row and its name in our grammar, if it has one."""
-    if "Inference" in words:
-        return f"{words['Optim.']} / {words['Inference']}", ABLATION[words["Optim."], words["Inference"]]
-    if "Loss" in words:
-        return words["Loss"], LOSSES[words["Loss"]]
-    if "Function" in words:
-        return next((found for mark, found in RESCALINGS.items() if mark in words["Function"]), ("linear", "se"))
-    if "Dataset" in words:
-        return DATA_SETS[words["Dataset"]], None
-    name = words.get("Method", words.get("", ""))
+    if "Inference" in texts:
+        return f"{texts['Optim.']} / {texts['Inference']}", ABLATION[texts["Optim."], texts["Inference"]]
+    if "Loss" in texts:
+        return texts["Loss"], LOSSES[texts["Loss"]]
+    if "Function" in texts:
+        return next((names for mark, names in RESCALINGS.items() if mark in texts["Function"]), ("linear", "se"))
+    if "Dataset" in texts:
+        return DATASETS[texts["Dataset"]], None
+    name = texts.get("Method", texts.get("", ""))
     if name == PLUG_IN or (name == "SE" and known.plug_in):
         return PLUG_IN, f"{base}+se"
     return name, METHODS[name]
@@ -259,7 +259,7 @@ def add_deviations(tables: list[Table]) -> None:
                 and {row.method for row in spread.rows} <= {row.method for row in table.rows}
             )
             for row in spread.rows:
-                next(each for each in home.rows if each.method == row.method).std = row.values
+                next(other for other in home.rows if other.method == row.method).std = row.values
 
 
 Settings = tuple[str | None, bool, bool]
@@ -271,8 +271,8 @@ def _settings(table: Table) -> Settings:
     return table.known.model, table.known.coop, table.known.ensemble
 
 
-def check(tables: list[Table], say: Callable[[str], None]) -> None:
-    """Note all that does not fit beside the numbers it concerns, and say it."""
+def check(tables: list[Table], log: Callable[[str], None]) -> None:
+    """Attach a note to every number that does not fit another, and log it."""
     compared = [table for table in tables if table.known.quantity in ("accuracy", "efficiency")]
     cells: Cells = defaultdict(list)
     for table in compared:
@@ -280,13 +280,13 @@ def check(tables: list[Table], say: Callable[[str], None]) -> None:
             for column in row.values:
                 if row.method and column in ACCURACIES:
                     cells[_settings(table), row.method, column].append((table, row))
-    _check_means(cells, say)
-    _check_gains(compared, say)
-    _check_repetitions(cells, say)
-    _check_identical_rows(compared, cells, say)
+    _check_means(cells, log)
+    _check_gains(compared, log)
+    _check_repetitions(cells, log)
+    _check_identical_rows(compared, cells, log)
 
 
-def _check_means(cells: Cells, say: Callable[[str], None]) -> None:
+def _check_means(cells: Cells, log: Callable[[str], None]) -> None:
     checked = 0
     for (settings, method, column), places in cells.items():
         for table, row in places if column in GROUPS else []:
@@ -301,21 +301,21 @@ def _check_means(cells: Cells, say: Callable[[str], None]) -> None:
             given = row.values[column]
             if abs(mean - given) > ROUNDING:
                 row.note(column, f"the paper's mean is {given:.2f}, that of its parts {mean:.2f}")
-                say(f"{table.id} {method} {column}: {row.notes[column]}")
-    say(f"{checked} means checked")
+                log(f"{table.id} {method} {column}: {row.notes[column]}")
+    log(f"{checked} means checked")
 
 
-def _check_gains(tables: list[Table], say: Callable[[str], None]) -> None:
+def _check_gains(tables: list[Table], log: Callable[[str], None]) -> None:
     for table in tables:
         for row in table.rows:
             if "gain" in row.values:
                 gain = row.values["fgvc"] - table.rows[0].values["fgvc"]
                 if abs(gain - row.values["gain"]) > ROUNDING:
                     row.note("gain", f"the paper's gain is {row.values['gain']:.2f}, by its accuracies {gain:.2f}")
-                    say(f"{table.id} {row.name}: {row.notes['gain']}")
+                    log(f"{table.id} {row.name}: {row.notes['gain']}")
 
 
-def _check_repetitions(cells: Cells, say: Callable[[str], None]) -> None:
+def _check_repetitions(cells: Cells, log: Callable[[str], None]) -> None:
     for (_, method, column), places in cells.items():
         homes: dict[float, list[str]] = defaultdict(list)
         for table, row in places:
@@ -324,15 +324,15 @@ def _check_repetitions(cells: Cells, say: Callable[[str], None]) -> None:
             text = "the paper has " + " but ".join(f"{value:.2f} in {', '.join(ids)}" for value, ids in homes.items())
             for _, row in places:
                 row.note(column, text)
-            say(f"{method} {column}: {text}")
+            log(f"{method} {column}: {text}")
 
 
-def _check_identical_rows(tables: list[Table], cells: Cells, say: Callable[[str], None]) -> None:
+def _check_identical_rows(tables: list[Table], cells: Cells, log: Callable[[str], None]) -> None:
     rows = [(table, row) for table in tables for row in table.rows if row.method and len(row.values) >= len(IMAGENET)]
     for (table, row), (other_table, other) in combinations(rows, 2):
         whose, others = (_settings(table), row.method or ""), (_settings(other_table), other.method or "")
         if row.values == other.values and whose != others:
-            say(f"{row.method} ({table.id}) and {other.method} ({other_table.id}) have the same numbers")
+            log(f"{row.method} ({table.id}) and {other.method} ({other_table.id}) have the same numbers")
             _suspect(cells, *whose, list(row.values), f"the paper has the same numbers for {other.method}")
             _suspect(cells, *others, list(row.values), f"the paper has the same numbers for {row.method}")
 

@@ -27,7 +27,7 @@ from usetta.episode import Episode, answer, check
 from usetta.feature_cache import FeatureCache
 from usetta.images import ImageError, ImageSource
 from usetta.methods.recipe import Recipe, Result
-from usetta.methods.select import confident_strong, keep_count, most_confident
+from usetta.methods.select import tuned_views
 from usetta.models import Model, load_model
 from usetta.pipeline import ImageRequest, Pipeline
 from usetta.prediction import Explanation, ImageOrigin, Prediction
@@ -98,6 +98,9 @@ class TextHead:
     def _prediction(self, recipe: Recipe, result: Result, name: str, origin: ImageOrigin | None) -> Prediction:
         delta = float(result.delta)
         skipped = bool(result.skipped)
+        tuned_on: tuple[int, ...] = ()
+        if recipe.tunes and not skipped:
+            tuned_on = tuple(tuned_views(recipe, result.entropies[None])[0].tolist())
         return Prediction(
             source=name,
             classes=self.classes,
@@ -105,7 +108,7 @@ class TextHead:
             zero_shot=result.weak_probs.numpy(),
             before=result.before.numpy() if recipe.tunes else None,
             skipped=skipped if recipe.tunes else None,
-            tuned_on=_tuned_on(recipe, result.entropies) if recipe.tunes and not skipped else (),
+            tuned_on=tuned_on,
             entropies=result.entropies.numpy(),
             view_labels=tuple(self.classes[c] for c in result.view_labels.tolist()),
             chosen=tuple(result.chosen.tolist()),
@@ -125,8 +128,8 @@ class Classifier:
     "adaptive" means up to 64, but fewer where they leave no doubt (see `usetta.adaptive`). `augmix` adds AugMix to the
     strong views, as the paper does on fine-grained datasets. `templates` holds one or more texts with `{}` for the
     class name; a method that tunes the prompt takes one, with words before the name. `context` is a learned context
-    for it (see `usetta.coop`). `reward_model` gives RLCF its rewards, which otherwise come from the model itself. `cache` is a
-    folder that keeps features of views. `batch_size` images are answered together; `threads` make views.
+    for it (see `usetta.coop`). `reward_model` gives RLCF its rewards, which otherwise come from the model itself.
+    `cache` is a folder that keeps features of views. `batch_size` images are answered together; `threads` make views.
     """
 
     def __init__(
@@ -284,15 +287,6 @@ def _name(source: object) -> str:
     if isinstance(source, str | os.PathLike):
         return str(Path(source))
     return f"<{type(source).__name__}>"
-
-
-def _tuned_on(recipe: Recipe, entropies: torch.Tensor) -> tuple[int, ...]:
-    """The views that the loss of `recipe` looks at first, from the entropies (N,) before tuning."""
-    if recipe.select == "all":
-        return tuple(range(len(entropies)))
-    if recipe.select == "confident":
-        return tuple(most_confident(entropies, keep_count(len(entropies), recipe.rho)).tolist())
-    return 0, *confident_strong(entropies[None], recipe.rho)[0].tolist()
 
 
 def _is_one(images: object) -> bool:

@@ -98,11 +98,11 @@ class DemoAnswers:
         return self.by_method[method].prediction.label == self.image.shows
 
 
-def demo_dataset(say: Callable[[str], object]) -> Dataset:
+def demo_dataset(log: Callable[[str], object]) -> Dataset:
     """The images, fetched unless they are in the cache already."""
     folder = cache_dir() / "demo"
     for image in DEMO_IMAGES:
-        fetch(image.file, folder / image.name, say)
+        fetch(image.file, folder / image.name, log)
     return Dataset(
         name="demo",
         title="Demo",
@@ -189,5 +189,5 @@ def write_pages(found: list[DemoAnswers], folder: Path, model: Model, views: int
     )
     (folder / "index.html").write_text(page, encoding="utf-8")
     with Store(folder / "run", create=False) as store:
-        write_report(store, folder / "report.html", against=next(iter(about)))
+        write_report(store, folder / "report.html", baseline=next(iter(about)))
     return folder / "index.html"

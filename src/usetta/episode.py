@@ -8,7 +8,7 @@ from torch import Tensor
 
 from usetta.methods.recipe import Hidden, Recipe, Result, Reward, run
 from usetta.models import Model
-from usetta.models.base import last_blocks
+from usetta.models.base import require_last_blocks
 from usetta.prompts import DEFAULT_TEMPLATE, ClassPrompts
 
 
@@ -78,7 +78,10 @@ def _answer_batch(
     features = torch.stack([episode.features for episode in episodes])
     hidden = None
     if recipe.needs_hidden:
-        hidden = Hidden(last_blocks(model), [episode.hidden for episode in episodes if episode.hidden is not None])
+        hidden = Hidden(
+            require_last_blocks(model).last_blocks(),
+            [episode.hidden for episode in episodes if episode.hidden is not None],
+        )
     reward = None
     if recipe.loss == "reward":
         seen = [e.features if e.reward_features is None else e.reward_features for e in episodes]
@@ -94,7 +97,7 @@ def check(recipe: Recipe, model: Model, prompts: ClassPrompts, views: int) -> No
     if views < 2 and not recipe.weak_only:
         raise ValueError(f"method '{recipe.name}' compares views, so it needs at least 2, not {views}")
     if recipe.needs_hidden:
-        last_blocks(model)
+        require_last_blocks(model)
     if recipe.needs_prompts:
         try:
             prompts.check_tunable()

@@ -1,7 +1,12 @@
-"""Files that are either whole or not there, whatever happens while they are written."""
+"""Files that are either whole or not there, whatever happens while they are written.
+
+The content goes to a hidden file beside the target and takes its name at the end, which is one step for everybody who
+reads. A process that is killed leaves at most that hidden file behind. SQLite keeps the same promise by its own means.
+"""
 
 import os
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,7 +20,8 @@ def atomic_file(target: Path) -> Iterator[IO[bytes]]:
     It is on the disk by then, and so is its name: a machine that loses power afterwards still has it.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")  # hidden, so that readers of a folder pass over it
+    # Hidden, so that readers of a folder skip it; of this process and thread, so that two writers do not mix.
+    part = target.with_name(f".{target.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
         with part.open("wb") as file:
             yield file
@@ -34,13 +40,13 @@ def write_atomically(target: Path, content: bytes) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a new name last. Windows cannot open folders, and does without."""
+    """Make a new name outlast a loss of power. Windows cannot open folders and does without."""
     with suppress(PermissionError):
-        number = os.open(folder, os.O_RDONLY)
+        descriptor = os.open(folder, os.O_RDONLY)
         try:
-            os.fsync(number)
+            os.fsync(descriptor)
         finally:
-            os.close(number)
+            os.close(descriptor)
 
 
 def connect(path: Path, *, threads: bool = False) -> sqlite3.Connection:

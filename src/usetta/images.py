@@ -1,12 +1,12 @@
 """Open an image safely: whatever the source, the answer is an RGB image or an `ImageError` that says what is wrong.
 
-Two readings of the same file exist. People's images are opened as people see them: turned upright by their EXIF
-tag, transparency over white, 16-bit greys scaled to 8 bits. Benchmarks (`for_benchmark=True`) get what published
-loaders compute, Pillow's plain `convert("RGB")`, which does none of this.
+A file can be opened in two ways. People's own images are opened as people see them: turned upright by their EXIF tag,
+transparency over white, 16-bit greys scaled to 8 bits. Benchmarks (`for_benchmark=True`) get what published loaders
+compute, Pillow's plain `convert("RGB")`, which does none of this.
 
 Only formats on a short list are tried, and the pixel limit is checked on the header, before anything is decoded. The
-list is asked through Pillow's registry instead of `Image.open`, because the latter compares with a process-wide limit
-of its own and warns, and silencing a warning is process-wide too, which worker threads must not do.
+formats are opened through Pillow's registry instead of `Image.open`, because the latter compares with a process-wide
+limit of its own and warns, and silencing a warning is process-wide too, which worker threads must not do.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ from PIL import (  # the plug-ins register themselves when they are imported
 ImageSource: TypeAlias = str | os.PathLike[str] | bytes | bytearray | IO[bytes] | Image.Image | NDArray[Any]
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-"""What is opened. JPEG includes MPO, the two-image JPEG of phones, of which the first image counts."""
+"""What is opened. JPEG includes MPO, the JPEG of phones with several images, of which the first is taken."""
 
 SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"},
@@ -70,16 +70,16 @@ class ImageError(Exception):
 
 
 class _RefusedError(Exception):
-    """A reason found by this module, to be joined with the image's name."""
+    """A reason that this module gives, to be joined with the image's name."""
 
 
 def open_image(source: ImageSource, *, for_benchmark: bool = False, max_pixels: int = 100_000_000) -> Image.Image:
     """Return the image in mode RGB, fully loaded, independent of its source and without metadata.
 
     `source` is a path, the bytes of a file, a binary file object (read from its start, left open), a PIL image, or an
-    array (H, W), (H, W, 3) or (H, W, 4), of dtype uint8 or of floats in 0..1. Of an animation, the first frame counts.
+    array (H, W), (H, W, 3) or (H, W, 4), of dtype uint8 or of floats in 0..1. Of an animation the first frame is taken.
 
-    By default the image looks as people see it: upright, transparent parts white, wide greys scaled to 8 bits.
+    By default the image is as people see it: upright, transparent parts white, wide greys scaled to 8 bits.
     `for_benchmark=True` is Pillow's plain `convert("RGB")`, as published loaders do: EXIF orientation ignored, alpha
     dropped, 16-bit greys clipped.
 
@@ -97,7 +97,7 @@ def open_image(source: ImageSource, *, for_benchmark: bool = False, max_pixels: 
 
 
 def image_id(image: Image.Image) -> str:
-    """Return a hash of the size and RGB pixels: the identity of an image that has no place in a dataset."""
+    """Return a hash of the size and RGB pixels: the id of an image that has no id in a dataset."""
     rgb = image if image.mode == "RGB" else image.convert("RGB")
     digest = hashlib.blake2b(f"{rgb.width}x{rgb.height}:".encode(), digest_size=16)
     digest.update(rgb.tobytes())
@@ -105,7 +105,7 @@ def image_id(image: Image.Image) -> str:
 
 
 def file_digest(path: str | os.PathLike[str]) -> str:
-    """Return a hash of an image's file, which tells without decoding that it is still the same."""
+    """Return a hash of an image's file, which shows without decoding whether it is still the same."""
     try:
         with _binary_stream(path) as stream:
             return hashlib.file_digest(stream, "blake2b").hexdigest()[:32]  # type: ignore[arg-type]
@@ -116,24 +116,24 @@ def file_digest(path: str | os.PathLike[str]) -> str:
 def find_images(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[Path]:
     """Return the image files that `paths` stand for, in the order given.
 
-    A file stays as it is, whatever its suffix. A folder stands for the images in it and below (sorted; links to
-    folders are followed, hidden files and folders left out). `ImageError` names a path that does not exist and a
-    folder that cannot be listed or holds no image.
+    A file stands for itself, whatever its suffix. A folder stands for the images in it and below, sorted; links to
+    folders are followed, hidden files and folders skipped. `ImageError` names a path that does not exist, or a folder
+    that cannot be listed or holds no image.
     """
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
-    found: list[Path] = []
+    images: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
-            inside = sorted(_images_below(path))
-            if not inside:
+            below = sorted(_images_below(path))
+            if not below:
                 raise ImageError(str(path), f"folder holds no image ({', '.join(sorted(SUFFIXES))})")
-            found += inside
+            images += below
         elif path.exists():
-            found.append(path)
+            images.append(path)
         else:
             raise ImageError(str(path), "no such file or folder")
-    return found
+    return images
 
 
 def _images_below(root: Path) -> Iterator[Path]:
@@ -141,20 +141,20 @@ def _images_below(root: Path) -> Iterator[Path]:
         raise ImageError(str(error.filename), _reason(error)) from error
 
     seen: set[Path] = set()  # links may lead in circles
-    for here, folders, names in os.walk(root, onerror=fail, followlinks=True):
-        real = Path(here).resolve()
+    for parent, folders, names in os.walk(root, onerror=fail, followlinks=True):
+        real = Path(parent).resolve()
         if real in seen:
             folders.clear()
             continue
         seen.add(real)
-        folders[:] = [folder for folder in folders if not folder.startswith(".")]
+        folders[:] = [folder for folder in folders if not folder.startswith(".")]  # in place: `walk` goes on with it
         for name in names:
             if not name.startswith(".") and Path(name).suffix.lower() in SUFFIXES:
-                yield Path(here, name)
+                yield Path(parent, name)
 
 
 def _name(source: object) -> str:
-    """What people would call the image in an error message."""
+    """What an error message calls the image."""
     if isinstance(source, str | os.PathLike):
         return os.fsdecode(source)
     for attribute in ("filename", "name"):  # of PIL images and of open files
@@ -165,7 +165,7 @@ def _name(source: object) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Say in plain words what went wrong; Pillow's own words stay in the error's `__cause__`."""
+    """What went wrong, in plain words; Pillow's own message stays in the error's `__cause__`."""
     if isinstance(error, _RefusedError):
         return str(error)
     if isinstance(error, FileNotFoundError):
@@ -267,7 +267,7 @@ def _to_rgb(image: Image.Image, for_benchmark: bool, max_pixels: int) -> Image.I
     _decode(image)
     if image.mode == "La":  # the one mode that Pillow converts to a single other
         image = image.convert("LA")
-    rgb = _plain(image) if for_benchmark else _as_seen(_turned_upright(image))
+    rgb = _plain_rgb(image) if for_benchmark else _as_seen(_turned_upright(image))
     rgb.info = {}  # else the orientation would be applied again when the result is opened as a PIL image
     return rgb
 
@@ -282,7 +282,7 @@ def _decode(image: Image.Image) -> None:
         image.load()
 
 
-def _plain(image: Image.Image) -> Image.Image:
+def _plain_rgb(image: Image.Image) -> Image.Image:
     """Pillow's `convert("RGB")`, without its warning that transparency gets lost: that is the intention."""
     if "transparency" in image.info:
         image = image.copy()

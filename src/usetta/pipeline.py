@@ -30,7 +30,7 @@ from usetta.episode import Episode
 from usetta.feature_cache import FeatureCache, feature_key
 from usetta.images import ImageError, ImageSource, file_digest, image_id, open_image
 from usetta.models import Model
-from usetta.models.base import encode_views, encode_views_together, hidden_states, last_blocks
+from usetta.models.base import encode_views, encode_views_together, require_last_blocks
 from usetta.views import ViewRecipe, make_views
 
 _DEVICE_VIEWS = 512
@@ -259,7 +259,7 @@ class Pipeline:
         pixels = [pending.pixels for pending in group if pending.pixels is not None]
         states = [tensor for tensor in hidden if tensor is not None]
         if states:
-            blocks = last_blocks(tower)
+            blocks = require_last_blocks(tower).last_blocks()
             return [torch.cat([blocks.encode(own[:weak]), blocks.encode(own[weak:])]) for own in states]
         if len(pixels) == 1:
             return [encode_views(tower, pixels[0], weak=weak)]
@@ -267,8 +267,8 @@ class Pipeline:
 
     def _hidden_states(self, pending: PendingImage, weak: int) -> Tensor:
         assert pending.pixels is not None
-        parts = pending.pixels[:weak], pending.pixels[weak:]
-        return torch.cat([hidden_states(self.model, part) for part in parts])
+        tower = require_last_blocks(self.model)
+        return torch.cat([tower.hidden_states(part) for part in (pending.pixels[:weak], pending.pixels[weak:])])
 
     def _towers(self, request: ImageRequest) -> list[Model]:
         return [self.model, self.reward_model] if self.reward_model and request.reward else [self.model]

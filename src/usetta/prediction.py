@@ -60,7 +60,7 @@ class Prediction:
         return f"<Prediction {self.source}: {best}; {self.reason}>"
 
     def _repr_html_(self) -> str:
-        from usetta.report.explain import prediction_html
+        from usetta.report.notebook import prediction_html
 
         return prediction_html(self)
 

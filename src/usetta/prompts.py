@@ -1,13 +1,13 @@
 """Class names × template × context → text features, their pullback, and the features of other contexts.
 
 Names are cleaned as CLIP's benchmarks do: underscores become spaces, nothing else changes (the tokenizer lower-cases by
-itself). Several templates make an ensemble: features are averaged over templates, each of unit length, and brought
-back to unit length. Two equal names are allowed (ImageNet has "missile" twice): they get equal probabilities.
+itself). Several templates make an ensemble: unit-length features are averaged over templates and normalised again.
+Two equal names are allowed (ImageNet has "missile" twice): they get equal probabilities.
 
-The context is the words of the template before the name, as embeddings. Every image starts from the same one, so the
+The context is the embeddings of the template's words before the name. Every image starts from the same one, so the
 forward pass at it is a constant of tower and class list: it is done once, its graph is kept, and the gradient that an
 image needs is a pullback through that graph. CLIP's own tower runs packed (`models.packed`); any other tower computes
-all positions, because a bidirectional one sees its padding.
+all positions, because a bidirectional one attends to its padding.
 """
 
 from collections.abc import Iterator, Sequence
@@ -46,8 +46,11 @@ Three quarters of the memory are for graphs that are kept, the rest for the othe
 of images, chunk by chunk.
 """
 
+_BYTES_PER_TEXT = 2048
+"""Of the objects around the numbers of one text, which outweigh them where texts are short; measured."""
+
 _AT_ONCE = 1024
-"""Tokens in flight where no graph is built: about 30 MB in CLIP ViT-B/16, and enough to keep a processor busy."""
+"""Tokens computed at a time where no graph is built: about 30 MB in CLIP ViT-B/16, enough to keep a processor busy."""
 
 
 class _Texts(Protocol):
@@ -120,9 +123,17 @@ class ClassPrompts:
         """Unit-length text features (C, D) at the initial context, in the order of the classes."""
         if self._features is None:
             with torch.inference_mode(False), torch.no_grad():
-                each = [template.encode(template.context[None])[0] for template in self._templates]
-                self._features = each[0] if len(each) == 1 else normalize(torch.stack(each).mean(dim=0), dim=-1)
+                features = [template.encode(template.context[None])[0] for template in self._templates]
+                # A single template is not normalised twice: that would change its bits.
+                ensemble = len(features) > 1
+                self._features = normalize(torch.stack(features).mean(dim=0), dim=-1) if ensemble else features[0]
         return self._features
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of names, embeddings, features and kept graphs, without the tower; it grows with what was asked for."""
+        features = 0 if self._features is None else self._features.nbytes
+        return features + sum(template.nbytes for template in self._templates)
 
     def pullback(self, grad: Tensor, classes: Tensor | None = None) -> Tensor:
         """The vector-Jacobian product at the initial context, for a batch of images.
@@ -133,11 +144,11 @@ class ClassPrompts:
         With `classes` (K,), positions in the list, `grad` (B, K, D) is about those alone, and no graph is kept.
         """
         self.check_tunable()
-        some = self._templates[0] if classes is None else self._templates[0].pick(classes)
+        template = self._templates[0] if classes is None else self._templates[0].pick(classes)
         expected = len(self.features() if classes is None else classes), self.features().shape[1]
         if grad.ndim != 3 or tuple(grad.shape[1:]) != expected:
             raise ValueError(f"gradients must be of shape (B, {expected[0]}, {expected[1]}), got {tuple(grad.shape)}")
-        return some.pullback(grad.detach().to(self.features()))
+        return template.pullback(grad.detach().to(self.features()))
 
     def encode(self, contexts: Tensor, classes: Tensor | None = None) -> Tensor:
         """Unit-length text features (B, C, D) of `contexts` (B, n, W), differentiable in them.
@@ -148,10 +159,10 @@ class ClassPrompts:
         n, width = self.context.shape
         if contexts.ndim != 3 or tuple(contexts.shape[1:]) != (n, width):
             raise ValueError(f"contexts must be of shape (B, {n}, {width}), got {tuple(contexts.shape)}")
-        some = self._templates[0] if classes is None else self._templates[0].pick(classes)
+        template = self._templates[0] if classes is None else self._templates[0].pick(classes)
         if not len(contexts):
-            return self.features()[: len(some)].expand(0, -1, -1)
-        return some.encode(contexts.to(self.context.device))
+            return self.features()[: len(template)].expand(0, -1, -1)
+        return template.encode(contexts.to(self.context.device))
 
     def check_tunable(self) -> None:
         """Raise ValueError if there is no context to tune."""
@@ -182,12 +193,21 @@ class _Template:
     def __len__(self) -> int:
         return len(self._row)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the texts, their embeddings and the graphs that are kept."""
+        lengths = self._texts.lengths
+        in_graphs = sum(self._tokens(first, last) for first, last in self._graphs)
+        texts = len(lengths) * _BYTES_PER_TEXT + sum(lengths) * self.context.shape[-1] * 4
+        return texts + int(in_graphs * (self._token_bytes or 0))
+
     def pick(self, classes: Tensor) -> "_Template":
-        """The same template with some of its names, and no graphs."""
+        """The same template with the names of `classes` (K,) only, and no graphs."""
         rows, places = torch.unique(self._row[classes.to(self._row.device)], return_inverse=True)
-        some = copy(self)
-        some._texts, some._row, some._graphs = self._texts.pick(rows.tolist()), places, {}
-        return some
+        picked = copy(self)
+        texts = self._texts.pick(rows.tolist())
+        picked._texts, picked._row, picked._graphs = texts, places, {}  # noqa: SLF001 - a copy of itself
+        return picked
 
     def replace(self, context: Tensor) -> None:
         """Start from `context` instead of the words."""
@@ -205,16 +225,16 @@ class _Template:
             limit = self._graph_tokens(MEMORY // 4)
             recompute = len(contexts) * self._tokens(0, len(self._texts.lengths)) > self._graph_tokens(MEMORY)
 
-        def part(some: Tensor, first: int, last: int) -> Tensor:
-            if recompute:
-                again: Tensor = checkpoint(self._texts.encode, some, first, last, use_reentrant=False)
-                return again
-            return self._texts.encode(some, first, last)
+        def chunk(contexts: Tensor, first: int, last: int) -> Tensor:
+            if recompute:  # in the backward pass, because all graphs together would not fit
+                features: Tensor = checkpoint(self._texts.encode, contexts, first, last, use_reentrant=False)
+                return features
+            return self._texts.encode(contexts, first, last)
 
         columns = []
         for first, last in self._chunks(limit):
             images = max(1, limit // self._tokens(first, last))
-            columns.append(torch.cat([part(some, first, last) for some in torch.split(contexts, images)]))
+            columns.append(torch.cat([chunk(split, first, last) for split in torch.split(contexts, images)]))
         return torch.cat(columns, 1)[:, self._row]
 
     def pullback(self, grad: Tensor) -> Tensor:
@@ -231,12 +251,12 @@ class _Template:
         return total
 
     def _pull_chunk(self, grad: Tensor, first: int, last: int, keep: bool) -> Tensor:
-        """The share of some texts in the pullback; a graph that is not kept is gone before the next is built."""
+        """The part of the pullback from some texts; a graph that is not kept is freed before the next is built."""
         graph = self._graphs.get((first, last)) or _Graph(self._texts, self.context, first, last)
         if keep:
             self._graphs[first, last] = graph
         images = max(1, _AT_ONCE // self._tokens(first, last))
-        return torch.cat([graph.pullback(some) for some in torch.split(grad, images)])
+        return torch.cat([graph.pullback(split) for split in torch.split(grad, images)])
 
     def _chunks(self, limit: int) -> Iterator[tuple[int, int]]:
         """Ranges of texts that have at most `limit` tokens together, or of a single text."""
@@ -252,10 +272,11 @@ class _Template:
         return self._texts.shared + sum(self._texts.lengths[first:last])
 
     def _graph_tokens(self, size: int) -> int:
-        """How many tokens have a graph of `size` bytes: measured, since towers of any architecture come here."""
+        """How many tokens have a graph of `size` bytes: measured, because towers differ in architecture."""
         if self._token_bytes is None:
             longest = len(self._texts.lengths) - 1
-            # What a third context adds: the weights cancel out, and from two on nothing passes as a view for a copy.
+            # What a third context adds: the weights cancel out. (With one context, tensors that are copies for several
+            # would be views, and be missed.)
             two, three = (_graph_bytes(self._texts, self.context.expand(n, -1, -1), longest) for n in (2, 3))
             self._token_bytes = (three - two) / self._tokens(longest, longest + 1)
         return int(size / self._token_bytes)
@@ -274,9 +295,10 @@ class _PaddedTexts:
 
     def pick(self, rows: list[int]) -> Self:
         """Some of the texts, in rising order."""
-        some = copy(self)
-        some._ids, some.lengths = self._ids[rows], [self.lengths[row] for row in rows]
-        return some
+        picked = copy(self)
+        picked.lengths = [self.lengths[row] for row in rows]
+        picked._ids = self._ids[rows]  # noqa: SLF001 - a copy of itself
+        return picked
 
     def encode(self, contexts: Tensor, first: int, last: int) -> Tensor:
         """Unit-length features (B, last - first, D) of those texts with each of `contexts` (B, n, W)."""
@@ -291,7 +313,7 @@ class _PaddedTexts:
 def _find_context(tower: TextTower, template: str, ids: Tensor) -> tuple[int, int, str]:
     """Where the context stands in all of `ids`: its first position and its length, and if it has none, why.
 
-    The words alone are, in tokens, the empty text with the context put in: that tells its place for every tokenizer.
+    In tokens, the words alone are the empty text with the context inserted, which shows its place for every tokenizer.
     """
     words = template.partition("{}")[0]
     empty, alone = tower.tokenize(["", words])
@@ -302,6 +324,7 @@ def _find_context(tower: TextTower, template: str, ids: Tensor) -> tuple[int, in
     n = next(n for n in range(1, length) if torch.equal(alone[start + n :], empty[start : length - n]))
     if torch.isin(alone[start : start + n], empty).any():
         return 0, 0, f"a special token stands before '{{}}' in {template!r}"
+    # Such as "un{}", whose last token depends on the name.
     if not (ids[:, : start + n] == alone[: start + n]).all():
         return 0, 0, f"the words before '{{}}' in {template!r} join with a class name into other tokens"
     return start, n, ""

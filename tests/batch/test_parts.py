@@ -1,8 +1,11 @@
-"""Predictions on disk: whole files or none, never two kinds in one place."""
+"""Predictions on disk: complete files or none, one kind in a directory, and several processes that write to it."""
 
 import signal
 import subprocess
 import sys
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 
 from usetta.batch import parts
 from usetta.batch.parts import OutputError, Parts, PredictionRow, SeenKeys
+from usetta.distributed import Shard
 
 parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
 
@@ -26,14 +30,14 @@ def bad(number: int) -> PredictionRow:
 
 def read(folder: Path) -> list[dict[str, Any]]:
     """As other programs do."""
-    found: list[dict[str, Any]] = parquet.read_table(folder).to_pylist()
-    return found
+    rows: list[dict[str, Any]] = parquet.read_table(folder).to_pylist()
+    return rows
 
 
 def test_rows_come_back_as_they_were_and_a_directory_reads_as_one_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "_ROWS", 3)
+    monkeypatch.setattr(parts, "_MAX_ROWS", 3)
     out = tmp_path / "predictions.parquet"
     with Parts(out, FACTS) as opened:
         for number in range(7):
@@ -58,7 +62,7 @@ def test_rows_come_back_as_they_were_and_a_directory_reads_as_one_table(
     assert {name for name, value in rows[7].items() if value is not None} == {"source", "key", "error"}
 
 
-def test_what_is_finished_is_known_and_bad_images_are_tried_again(tmp_path: Path) -> None:
+def test_finished_images_are_known_and_bad_images_are_tried_again(tmp_path: Path) -> None:
     with Parts(tmp_path, FACTS) as opened:
         for row in (answer(0), bad(1), answer(2)):
             opened.add(row)
@@ -92,7 +96,7 @@ def test_slow_rows_are_written_in_time(tmp_path: Path, monkeypatch: pytest.Monke
         ({"seed": 1}, "another seed: it was null and is 1"),
     ],
 )
-def test_predictions_of_another_kind_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_predictions_with_other_settings_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     with Parts(tmp_path, FACTS) as opened:
         opened.add(answer(0))
     with pytest.raises(OutputError) as caught:
@@ -103,7 +107,7 @@ def test_predictions_of_another_kind_are_refused(tmp_path: Path, change: dict[st
 
 def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("...")
-    with pytest.raises(OutputError, match="holds something else than predictions"):
+    with pytest.raises(OutputError, match="does not hold predictions but other files"):
         Parts(tmp_path, FACTS)
     with pytest.raises(OutputError, match="is a file; predictions go to a directory"):
         Parts(tmp_path / "thesis.tex", FACTS)
@@ -117,7 +121,7 @@ def test_two_processes_do_not_write_to_one_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("moment", ["fsync", "replace"])
-def test_a_process_that_is_killed_while_it_writes_leaves_whole_parts(tmp_path: Path, moment: str) -> None:
+def test_a_process_that_is_killed_while_it_writes_leaves_complete_parts(tmp_path: Path, moment: str) -> None:
     script = (
         "import os, signal; from pathlib import Path\n"
         "from usetta.batch import parts\n"
@@ -125,22 +129,103 @@ def test_a_process_that_is_killed_while_it_writes_leaves_whole_parts(tmp_path: P
         "row = lambda n: parts.PredictionRow('zoo', f'{n}.png', 'cat')\n"
         "opened.add(row(0)); opened.flush(); opened.add(row(1))\n"
         "kill = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
-        f"{'parts.os.fsync' if moment == 'fsync' else 'Path.replace'} = kill\n"
+        f"{'os.fsync' if moment == 'fsync' else 'Path.replace'} = kill\n"
         "opened.flush()\n"
     )
     ended = subprocess.run([sys.executable, "-c", script], check=False)
     assert ended.returncode == -signal.SIGKILL
     assert [row["key"] for row in read(tmp_path)] == ["0.png"]
-    assert any(path.suffix == ".tmp" for path in tmp_path.iterdir())
+    assert any(path.suffix == ".part" for path in tmp_path.iterdir())
     with Parts(tmp_path, FACTS) as opened:
         assert list(opened.finished()) == [("zoo", "0.png")]
         opened.add(answer(1))
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "_facts.json",
+        "_facts.lock",
         "_lock",
         "part-000000.parquet",
         "part-000001.parquet",
     ]
+
+
+def test_several_ranks_write_to_one_directory_each_its_own_parts(tmp_path: Path) -> None:
+    with Parts(tmp_path, FACTS, Shard(0, 2)) as first, Parts(tmp_path, FACTS, Shard(1, 2)) as second:
+        for number in range(4):
+            (first, second)[number % 2].add(answer(number))
+        first.flush()
+        second.add(bad(5))
+        second.flush()
+        assert [path.name for path in first.files()] == ["part-0-000000.parquet", "part-1-000000.parquet"]
+        with pytest.raises(OutputError, match="another process is writing"):
+            Parts(tmp_path, FACTS, Shard(1, 2))
+    assert {row["key"] for row in read(tmp_path)} == {f"{n}.png" for n in (0, 1, 2, 3, 5)}
+    done = {("zoo", f"{n}.png") for n in range(4)}
+    with Parts(tmp_path, FACTS, Shard(0, 2)) as first:
+        assert set(first.finished()) == done, "all ranks' images are known"
+        assert len(read(tmp_path)) == 5, "the other rank's error is left alone"
+        with Parts(tmp_path, FACTS, Shard(1, 2)) as second:
+            assert set(second.finished()) == done
+            second.add(answer(5))
+    assert sorted(row["key"] for row in read(tmp_path) if not row["error"]) == [f"{n}.png" for n in (0, 1, 2, 3, 5)]
+    assert len(read(tmp_path)) == 5
+    with pytest.raises(OutputError, match="another views"):
+        Parts(tmp_path, FACTS | {"views": 8}, Shard(1, 2))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_run_is_continued_with_another_world_size(tmp_path: Path, world_size: int) -> None:
+    """Each part has exactly one owner, who removes its errors."""
+    for rank in range(4):
+        with Parts(tmp_path, FACTS, Shard(rank, 4)) as parts_of_rank:
+            parts_of_rank.add(answer(rank))
+            parts_of_rank.add(bad(10 + rank))
+    for rank in range(world_size):
+        with Parts(tmp_path, FACTS, Shard(rank, world_size)) as continued:
+            assert len(list(continued.finished())) == 4 + rank
+            continued.add(answer(20 + rank))
+    assert all(row["error"] is None for row in read(tmp_path))
+    assert len(read(tmp_path)) == 4 + world_size
+
+
+@pytest.mark.parametrize("running", [Shard(), Shard(0, 2)])
+def test_processes_of_different_world_sizes_do_not_write_at_once(tmp_path: Path, running: Shard) -> None:
+    with Parts(tmp_path, FACTS, running), pytest.raises(OutputError, match="with world size .*, not 3"):
+        Parts(tmp_path, FACTS, Shard(1, 3))
+    Parts(tmp_path, FACTS, Shard(1, 3)).__exit__()
+    with Parts(tmp_path, FACTS, Shard(1, 3)), pytest.raises(OutputError, match="with world size 3, not"):
+        Parts(tmp_path, FACTS, running)
+
+
+def test_ranks_that_start_at_once_agree_on_the_facts(tmp_path: Path) -> None:
+    """Half of them have other settings: whoever is first wins, and the others are refused."""
+    barrier = threading.Barrier(8)
+
+    def start(rank: int, folder: Path) -> int | None:
+        barrier.wait()
+        try:
+            opened = Parts(folder, {"views": rank % 2}, Shard(rank, 8))
+        except OutputError:
+            return None
+        barrier_of_exit.wait(timeout=10)
+        opened.__exit__()
+        return rank % 2
+
+    for number in range(20):
+        barrier_of_exit = threading.Barrier(4)
+        with ThreadPoolExecutor(8) as threads:
+            started = Counter(threads.map(lambda rank: start(rank, tmp_path / str(number)), range(8)))  # noqa: B023
+        assert started[None] == 4
+        assert {started[0], started[1]} == {0, 4}
+
+
+def test_ranks_leave_the_unfinished_files_of_others_alone(tmp_path: Path) -> None:
+    unfinished = [tmp_path / f".part-{rank}-000000.parquet.77.part" for rank in (0, 1, 10)]
+    with Parts(tmp_path, FACTS, Shard(1, 11)):
+        pass
+    for path in unfinished:
+        path.touch()
+    with Parts(tmp_path, FACTS, Shard(1, 11)):
+        assert [path.exists() for path in unfinished] == [True, False, True]
 
 
 def test_images_are_new_once() -> None:

@@ -14,9 +14,8 @@ import pytest
 from PIL import Image
 
 from conftest import make_image
-from usetta.batch import files, sources
-from usetta.batch.files import SourceError
-from usetta.batch.sources import BatchImage, check, images
+from usetta.batch import sources
+from usetta.batch.sources import BatchImage, SourceError, check, images
 from usetta.images import ImageError, open_image
 
 
@@ -26,8 +25,8 @@ def png(seed: int) -> bytes:
     return file.getvalue()
 
 
-def found(*places: object, column: str | None = None) -> list[tuple[str, str]]:
-    return [(each.source, each.key) for each in images([str(place) for place in places], column)]
+def identities(*places: object, column: str | None = None) -> list[tuple[str, str]]:
+    return [(image.source, image.key) for image in images([str(place) for place in places], column)]
 
 
 def opened(image: BatchImage) -> Image.Image:
@@ -40,7 +39,7 @@ def same(image: BatchImage, seed: int) -> bool:
 
 @pytest.fixture
 def zoo(tmp_path: Path) -> Path:
-    """Four images in folders, and what is none."""
+    """Four images in folders, and other files."""
     root = tmp_path / "zoo"
     for seed, name in enumerate(("b/2.png", "a.png", "b/1.png", "b/deep/x.JPEG")):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -53,18 +52,18 @@ def zoo(tmp_path: Path) -> Path:
 
 
 def test_a_folder_gives_its_images_in_order_by_their_path_in_it(zoo: Path) -> None:
-    assert found(zoo) == [(str(zoo), key) for key in ("a.png", "b/1.png", "b/2.png", "b/deep/x.JPEG")]
-    assert [same(each, seed) for each, seed in zip(images([str(zoo)]), (1, 2, 0, 3), strict=True)] == [True] * 4
+    assert identities(zoo) == [(str(zoo), key) for key in ("a.png", "b/1.png", "b/2.png", "b/deep/x.JPEG")]
+    assert [same(image, seed) for image, seed in zip(images([str(zoo)]), (1, 2, 0, 3), strict=True)] == [True] * 4
 
 
 def test_links_to_folders_are_followed_once(zoo: Path) -> None:
     (zoo / "b" / "round").symlink_to(zoo)
     (zoo / "c").symlink_to(zoo / "b" / "deep")
-    keys = [key for _, key in found(zoo)]
+    keys = [key for _, key in identities(zoo)]
     assert sorted(Path(key).name for key in keys) == ["1.png", "2.png", "a.png", "x.JPEG"]
 
 
-def test_a_folder_is_read_as_it_is_asked_for(zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_read_lazily(zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listed: list[str] = []
     scandir = os.scandir
 
@@ -78,17 +77,17 @@ def test_a_folder_is_read_as_it_is_asked_for(zoo: Path, monkeypatch: pytest.Monk
     assert listed == [str(zoo)]
 
 
-def test_a_pattern_a_image_and_a_relative_folder(zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pattern_an_image_and_a_relative_folder(zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(zoo.parent)
-    assert sorted(found("zoo/*/*.png")) == [("zoo/*/*.png", "zoo/b/1.png"), ("zoo/*/*.png", "zoo/b/2.png")]
-    assert sorted(found("zoo/b/d*")) == [("zoo/b/deep", "x.JPEG")]
-    assert len(found("zoo/**")) >= 4
-    assert found("zoo/a.png") == [("zoo/a.png", "a.png")]
+    assert sorted(identities("zoo/*/*.png")) == [("zoo/*/*.png", "zoo/b/1.png"), ("zoo/*/*.png", "zoo/b/2.png")]
+    assert sorted(identities("zoo/b/d*")) == [("zoo/b/deep", "x.JPEG")]
+    assert len(identities("zoo/**")) >= 4
+    assert identities("zoo/a.png") == [("zoo/a.png", "a.png")]
     (image,) = images(["zoo/a.png"])
     assert image.place == str(zoo / "a.png"), "a worker in another folder finds it"
-    assert found("zoo/b/deep") == [("zoo/b/deep", "x.JPEG")]
+    assert identities("zoo/b/deep") == [("zoo/b/deep", "x.JPEG")]
     (zoo / "odd[1].png").write_bytes(png(5))  # a name, not a pattern
-    assert found("zoo/odd[1].png") == [("zoo/odd[1].png", "odd[1].png")]
+    assert identities("zoo/odd[1].png") == [("zoo/odd[1].png", "odd[1].png")]
 
 
 @pytest.mark.parametrize("written", ["@{}", "{}"])
@@ -96,9 +95,9 @@ def test_a_list_holds_paths_relative_to_itself_and_urls(zoo: Path, written: str)
     names = zoo / "list.txt"
     names.write_text(f"b/1.png\n\n {zoo / 'a.png'} \nfile://{zoo / 'b/2.png'}\nnowhere.png\n", encoding="utf-8-sig")
     *three, absent = images([written.format(names)])
-    assert {each.source for each in three} == {str(names)}
-    assert [each.key for each in three] == ["b/1.png", str(zoo / "a.png"), f"file://{zoo / 'b/2.png'}"]
-    assert [same(each, seed) for each, seed in zip(three, (2, 1, 0), strict=True)] == [True] * 3
+    assert {image.source for image in three} == {str(names)}
+    assert [image.key for image in three] == ["b/1.png", str(zoo / "a.png"), f"file://{zoo / 'b/2.png'}"]
+    assert [same(image, seed) for image, seed in zip(three, (2, 1, 0), strict=True)] == [True] * 3
     with pytest.raises(ImageError, match="no such file"):
         opened(absent)
 
@@ -120,22 +119,21 @@ def test_a_tar_gives_its_images_by_the_names_of_the_members(tmp_path: Path, name
     assert (first.key, second.key) == ("0001.png", "deep/0002.png")
     assert same(first, 1)
     assert same(second, 2)
-    assert found(tmp_path / "shard.t*") == found(shard)
+    assert identities(tmp_path / "shard.t*") == identities(shard)
 
 
-def test_a_damaged_tar_gives_what_it_has_and_says_so(tmp_path: Path) -> None:
+def test_a_damaged_tar_gives_what_it_has_and_reports_it(tmp_path: Path) -> None:
     whole = archive(tmp_path / "shard.tar", {f"{i}.png": png(i) for i in range(4)}).read_bytes()
     (tmp_path / "shard.tar").write_bytes(whole[: len(whole) // 2])
-    *some, rest = images([str(tmp_path / "shard.tar")])
-    assert 1 <= len(some) <= 2
-    assert same(some[0], 0)
+    *intact, rest = images([str(tmp_path / "shard.tar")])
+    assert 1 <= len(intact) <= 2
+    assert same(intact[0], 0)
     with pytest.raises(ImageError, match=r"the archive is damaged after \d.png"):
         rest.read()
 
 
 def test_what_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for room in (files, sources):
-        monkeypatch.setattr(room, "MAX_BYTES", 10)
+    monkeypatch.setattr(sources, "MAX_BYTES", 10)
     (tmp_path / "a.png").write_bytes(png(1))
     shard = archive(tmp_path / "shard.tar", {"a.png": png(1)})
     rows = table(tmp_path / "a.parquet", image=[png(1)])
@@ -175,20 +173,20 @@ def test_parquet_with_paths_with_bytes_and_with_both(zoo: Path) -> None:
     assert same(second, 1)
 
 
-def test_the_column_of_a_parquet_file_is_asked_for_where_it_is_not_clear(tmp_path: Path) -> None:
+def test_the_column_of_a_parquet_file_must_be_given_if_it_is_not_clear(tmp_path: Path) -> None:
     file = table(tmp_path / "t.parquet", a=["1.png"], b=["2.png"], n=[1])
-    with pytest.raises(SourceError, match="Say it with --column: a, b"):
-        found(file)
-    assert found(file, column="b") == [(str(file), "2.png")]
+    with pytest.raises(SourceError, match="may hold images; choose with --column: a, b"):
+        identities(file)
+    assert identities(file, column="b") == [(str(file), "2.png")]
     with pytest.raises(SourceError, match="has no column 'c'; it has a, b, n"):
-        found(file, column="c")
+        identities(file, column="c")
     with pytest.raises(SourceError, match="the column 'n' of .* holds neither paths nor bytes but int64"):
-        found(file, column="n")
+        identities(file, column="n")
     with pytest.raises(SourceError, match="has no column of paths or of bytes; it has n"):
-        found(table(tmp_path / "n.parquet", n=[1]))
+        identities(table(tmp_path / "n.parquet", n=[1]))
     (tmp_path / "text.parquet").write_text("no table")
     with pytest.raises(SourceError, match="is not a Parquet file"):
-        found(tmp_path / "text.parquet")
+        identities(tmp_path / "text.parquet")
 
 
 @pytest.fixture
@@ -203,14 +201,14 @@ def memory(zoo: Path) -> Iterator[Any]:
 
 
 def test_urls_are_folders_patterns_lists_tables_tars_and_images(memory: Any, tmp_path: Path) -> None:
-    here = list(images(["memory://zoo"]))
-    assert sorted(each.key for each in here) == ["a.png", "b/1.png", "b/2.png", "b/deep/x.JPEG"]
-    assert same(next(each for each in here if each.key == "b/1.png"), 2)
+    all_images = list(images(["memory://zoo"]))
+    assert sorted(image.key for image in all_images) == ["a.png", "b/1.png", "b/2.png", "b/deep/x.JPEG"]
+    assert same(next(image for image in all_images if image.key == "b/1.png"), 2)
     (image,) = images(["memory://zoo/a.png"])
     assert same(image, 1)
-    assert [key for _, key in found("memory://zoo/b/*.png")] == ["memory:///zoo/b/1.png", "memory:///zoo/b/2.png"]
+    assert [key for _, key in identities("memory://zoo/b/*.png")] == ["memory:///zoo/b/1.png", "memory:///zoo/b/2.png"]
     memory.pipe("/zoo/list.txt", b"b/1.png\nmemory://zoo/a.png\n")
-    assert [same(each, n) for each, n in zip(images(["@memory://zoo/list.txt"]), (2, 1), strict=True)] == [True] * 2
+    assert [same(image, n) for image, n in zip(images(["@memory://zoo/list.txt"]), (2, 1), strict=True)] == [True] * 2
     memory.pipe("/zoo/s.tar", archive(tmp_path / "s.tar", {"0.png": png(7)}).read_bytes())
     memory.pipe("/zoo/t.parquet", table(tmp_path / "t.parquet", path=["a.png"]).read_bytes())
     tar, row = images(["memory://zoo/s.tar", "memory://zoo/t.parquet"])
@@ -230,7 +228,7 @@ def test_urls_are_folders_patterns_lists_tables_tars_and_images(memory: Any, tmp
         ("memory://nowhere/list.txt", "cannot be read: no such file"),
     ],
 )
-def test_what_is_not_there_is_told(source: str, message: str) -> None:
+def test_missing_sources_are_reported(source: str, message: str) -> None:
     pytest.importorskip("fsspec")
 
     def use() -> None:
@@ -242,7 +240,7 @@ def test_what_is_not_there_is_told(source: str, message: str) -> None:
         use()
 
 
-def test_names_that_are_no_text_can_be_written_down(tmp_path: Path) -> None:
+def test_names_that_are_not_valid_text_can_be_written(tmp_path: Path) -> None:
     name = os.fsdecode(b"caf\xe9.png")
     (tmp_path / name).write_bytes(png(1))
     (image,) = images([str(tmp_path)])
@@ -262,6 +260,6 @@ def test_a_list_may_be_endless(tmp_path: Path) -> None:
     writer = threading.Thread(target=write)
     writer.start()
     with closing(images([str(names)])) as stream:
-        assert [each.key for each in islice(stream, 1000)][-1] == "image-999.jpg"
+        assert [image.key for image in islice(stream, 1000)][-1] == "image-999.jpg"
     writer.join(timeout=30)
     assert not writer.is_alive()

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from PIL import Image
 
-from usetta.data.benchmark import Benchmark, get_benchmark
+from usetta.data import NamedDataset
+from usetta.data.layouts import class_folders
+from usetta.data.named import DATASETS
 
 
 def _tiny() -> bytes:
@@ -102,7 +104,7 @@ SPLITS: dict[str, tuple[list[tuple[str, int, str]], str, str]] = {
         "Food101/images",
     ),
 }
-"""Of each set: test images, the folder they lie in with CoOp, and with TPT."""
+"""Of each dataset: test images, the folder they lie in with CoOp, and with TPT."""
 
 UNSEEN = "class of the training images only"
 LAYOUTS = ("coop", "tpt", "benchmark", "use")
@@ -115,25 +117,27 @@ def put(folder: Path, ids: Iterable[str]) -> None:
         path.write_bytes(IMAGE)
 
 
-def split_file(name: str) -> str:
-    return get_benchmark(name).split
+def list_file(name: str) -> str:
+    source = DATASETS.get(name).source
+    assert source is not None
+    return source.list_file
 
 
 def make_split(root: Path, name: str, layout: str = "coop", *, images: bool = True) -> Path:
-    """Lay a set out as CoOp, TPT, the benchmark of the paper, or the paper's own code have it; returns the list."""
+    """Lay a dataset out as CoOp, TPT, the benchmark of the paper, or the paper's own code do; returns the list."""
     items, coop, tpt = SPLITS[name]
     folder = {"coop": coop, "tpt": tpt}.get(layout, f"few-shot-datasets/{coop}")
     own = root / folder.rsplit("/", folder.count("/") - (layout in ("benchmark", "use")))[0]
     file = {
-        "coop": own / split_file(name),
-        "tpt": root / "data" / "data_splits" / split_file(name),
-        "benchmark": own / split_file(name),
-        "use": root / f"sorted_{split_file(name)}",
+        "coop": own / list_file(name),
+        "tpt": root / "data" / "data_splits" / list_file(name),
+        "benchmark": own / list_file(name),
+        "use": root / f"sorted_{list_file(name)}",
     }[layout]
     if images:
         put(root / folder, [image for image, _, _ in items])
     file.parent.mkdir(parents=True, exist_ok=True)
-    train = [("train/a.jpg", 3, UNSEEN), *((f"train-{image}", label, called) for image, label, called in items)]
+    train = [("train/a.jpg", 3, UNSEEN), *((f"train-{image}", label, name) for image, label, name in items)]
     test = sorted(items) if layout == "use" else items
     file.write_text(json.dumps({"train": train, "val": [], "test": test}), encoding="utf-8")
     return file
@@ -148,6 +152,16 @@ def make_aircraft(folder: Path) -> None:
     put(folder / "images", ["1514522.jpg", "0747566.jpg", "1008575.jpg"])
 
 
-def small(name: str, images: int, classes: int) -> Benchmark:
-    """A set of the benchmark with the size of its miniature."""
-    return replace(get_benchmark(name), images=images, classes=classes)
+def make_class_folders(root: Path, name: str, place: str) -> Path:
+    """ImageNet or a relative: every class has an image, and the third has two."""
+    home = root / place
+    folders = list(class_folders(name))
+    put(home, [f"{folder}/b.JPEG" for folder in folders])
+    put(home, [f"{folders[2]}/a.jpg"])
+    (home / "README.txt").write_text("not a class")
+    return home
+
+
+def small(name: str, images: int, classes: int) -> NamedDataset:
+    """A named dataset with the size of its miniature."""
+    return replace(DATASETS.get(name), images=images, classes=classes)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from data.server import Shelf
 from usetta.data import DataError
-from usetta.data.download import download
+from usetta.data.fetching import download, require_https
 
 CONTENT = bytes(range(256)) * 40
 
@@ -116,7 +116,7 @@ def test_a_file_of_unknown_length(stocked: Shelf, tmp_path: Path) -> None:
     assert (tmp_path / "set.tar").read_bytes() == CONTENT
 
 
-def test_a_file_that_is_gone_is_told_at_once(stocked: Shelf, tmp_path: Path, pauses: list[float]) -> None:
+def test_a_file_that_is_gone_is_reported_at_once(stocked: Shelf, tmp_path: Path, pauses: list[float]) -> None:
     with pytest.raises(
         DataError, match=r"/other\.tar cannot be downloaded: HTTP 404 Not Found; the file may have moved"
     ):
@@ -170,8 +170,6 @@ def test_an_unsafe_address_is_refused(tmp_path: Path, url: str) -> None:
 
 
 def test_the_network_does_not_lead_back_to_this_machine() -> None:
-    from usetta.data.download import _permit
-
-    _permit("https://cdn.example.org/a", "https://example.org/a")
+    require_https("https://cdn.example.org/a", "https://example.org/a")
     with pytest.raises(DataError, match="which is not https"):
-        _permit("http://127.0.0.1/a", "https://example.org/a")
+        require_https("http://127.0.0.1/a", "https://example.org/a")

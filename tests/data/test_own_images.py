@@ -44,7 +44,7 @@ def test_a_folder_without_images_is_no_class(folder: Path) -> None:
         load_dataset(folder)
 
 
-def test_two_folders_of_one_class_are_told(folder: Path) -> None:
+def test_two_folders_of_one_class_are_reported(folder: Path) -> None:
     put(folder, ["red fox/c.jpg"])
     with pytest.raises(DataError, match="two folders of .* stand for the class 'red fox'"):
         load_dataset(folder)
@@ -63,7 +63,7 @@ def test_a_folder_of_the_benchmark_is_not_read_as_classes(folder: Path) -> None:
         load_dataset(folder)
 
 
-def test_an_empty_folder_is_told(tmp_path: Path) -> None:
+def test_an_empty_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no folders; expected is one for each class"):
         load_dataset(tmp_path)
 
@@ -168,21 +168,21 @@ BAD: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("name", "content", "why"), BAD)
-def test_a_bad_list_is_told_with_its_line(tmp_path: Path, name: str, content: str, why: str) -> None:
+def test_a_bad_list_is_reported_with_its_line(tmp_path: Path, name: str, content: str, why: str) -> None:
     file = write(tmp_path, name, content)
     with pytest.raises(DataError, match=why) as caught:
         load_dataset(file)
     assert str(caught.value).startswith(str(file))
 
 
-def test_a_list_in_another_encoding_is_told(tmp_path: Path) -> None:
+def test_a_list_in_another_encoding_is_reported(tmp_path: Path) -> None:
     file = write(tmp_path, "list.csv", "")
     file.write_bytes("path,label\na.jpg,käse\n".encode("latin-1"))
     with pytest.raises(DataError, match="is not UTF-8 text; save it as UTF-8"):
         load_dataset(file)
 
 
-def test_labels_beyond_the_given_names_are_told(tmp_path: Path) -> None:
+def test_labels_beyond_the_given_names_are_reported(tmp_path: Path) -> None:
     file = write(tmp_path, "list.csv", "path,label\na.jpg,2\n")
     with pytest.raises(DataError, match="line 2: label 2 is too high for 2 classes"):
         load_dataset(file, classes=["cat", "dog"])
@@ -201,16 +201,16 @@ def test_labels_beyond_the_given_names_are_told(tmp_path: Path) -> None:
         ("imagenet1000", 1000, 1000, "tench"),
     ],
 )
-def test_real_images(shared: Path, name: str, images: int, classes: int, first: str) -> None:
-    dataset = load_dataset(shared / "data" / name)
+def test_real_images(real_images: Path, name: str, images: int, classes: int, first: str) -> None:
+    dataset = load_dataset(real_images / name)
     assert (len(dataset), len(dataset.classes), dataset.classes[0]) == (images, classes, first)
     assert dataset.labels is not None
     assert sorted(set(dataset.labels)) == list(range(classes))
     assert min(open_image(dataset[images // 2].path).size) > 32
 
 
-def test_real_images_in_folders(shared: Path, tmp_path: Path) -> None:
-    listed = load_dataset(shared / "data" / "dtd10")
+def test_real_images_in_folders(real_images: Path, tmp_path: Path) -> None:
+    listed = load_dataset(real_images / "dtd10")
     for item in listed:
         assert item.label is not None
         link = tmp_path / listed.classes[item.label] / item.id
@@ -262,12 +262,12 @@ def test_the_fingerprint_is_of_ids_labels_and_names_only() -> None:
         ({"ids": ("a.jpg", "a.jpg")}, r"lists the image a\.jpg twice"),
     ],
 )
-def test_a_data_set_is_consistent(changes: dict[str, Any], why: str) -> None:
+def test_a_dataset_is_consistent(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(DataError, match=why):
         make_dataset(**changes)
 
 
-def test_a_data_set_prints_short_and_travels_between_processes() -> None:
+def test_a_dataset_prints_short_and_travels_between_processes() -> None:
     dataset = make_dataset(ids=tuple(f"{i}.jpg" for i in range(1000)), labels=(0,) * 1000)
     assert len(repr(dataset)) < 200
     assert pickle.loads(pickle.dumps(dataset)).fingerprint == dataset.fingerprint

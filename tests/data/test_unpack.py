@@ -10,7 +10,7 @@ import pytest
 
 from data.archives import tar_of, zip_of
 from usetta.data import DataError
-from usetta.data.unpack import unpack
+from usetta.data.fetching import unpack
 
 FILES = {"set/images/a/1.jpg": b"one", "set/images/2.jpg": b"two", "set/notes.txt": b"no", "README": b"no"}
 
@@ -97,7 +97,7 @@ def test_a_link_in_a_zip_is_refused(tmp_path: Path) -> None:
     [b"", b"not an archive", tar_of(FILES, "gz")[:60], zip_of(FILES)[:-30]],
     ids=["empty", "text", "cut tar", "cut zip"],
 )
-def test_a_damaged_archive_is_told(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_archive_is_reported(tmp_path: Path, content: bytes) -> None:
     archive = tmp_path / "set.tar.gz"
     archive.write_bytes(content)
     with pytest.raises(DataError, match=r"set\.tar\.gz is damaged: .*; download it again"):
@@ -105,7 +105,7 @@ def test_a_damaged_archive_is_told(tmp_path: Path, content: bytes) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["set.tar.gz"]
 
 
-def test_a_corrupt_member_is_told(tmp_path: Path) -> None:
+def test_a_corrupt_member_is_reported(tmp_path: Path) -> None:
     archive = tmp_path / "set.zip"
     archive.write_bytes(zip_of({"set/images/1.jpg": b"unmistakable"}).replace(b"unmistakable", b"unmistaXable"))
     with pytest.raises(DataError, match=r"set\.zip is damaged: Bad CRC"):
@@ -114,7 +114,7 @@ def test_a_corrupt_member_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["gz", "bz2", "xz"])
-def test_corrupt_compression_is_told(tmp_path: Path, kind: str) -> None:
+def test_corrupt_compression_is_reported(tmp_path: Path, kind: str) -> None:
     content = bytearray(tar_of({"set/images/1.jpg": bytes(range(256)) * 200}, kind))
     content[len(content) // 2] ^= 255
     archive = tmp_path / "set.tar"
@@ -136,7 +136,7 @@ def test_a_full_disk_is_not_the_archives_fault(tmp_path: Path, monkeypatch: pyte
     assert [path.name for path in tmp_path.iterdir()] == ["set.tar"]
 
 
-def test_an_archive_of_something_else_is_told(tmp_path: Path) -> None:
+def test_an_archive_of_something_else_is_reported(tmp_path: Path) -> None:
     archive = tmp_path / "set.tar"
     archive.write_bytes(tar_of(FILES))
     with pytest.raises(DataError, match=r"set\.tar holds no folder set/photos; the source may have changed"):
@@ -149,7 +149,7 @@ def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
     archive.write_bytes(tar_of(FILES))
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "mine.jpg").write_bytes(b"mine")
-    with pytest.raises(DataError, match="images is there already; move it away"):
+    with pytest.raises(DataError, match="images exists already; move it away"):
         unpack(archive, "set/images", tmp_path / "images")
     assert below(tmp_path / "images") == {"mine.jpg": b"mine"}
 

@@ -1,4 +1,4 @@
-"""Clusters of the tests ask for a token of their own: Ray listens on all interfaces, and runs what it is given."""
+"""The clusters of the tests require a token: Ray listens on all interfaces, and runs whatever it is sent."""
 
 import os
 import secrets

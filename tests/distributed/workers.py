@@ -1,4 +1,4 @@
-"""Work and hands that are small enough to see what an engine does with them; workers import this module."""
+"""Small work items, workers and models that show what an engine does with them; Ray's actors import this module."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from usetta.models import Model
 
 @dataclass(frozen=True)
 class Numbers:
-    """Work: numbers to be squared."""
+    """A work item: numbers to be squared."""
 
     key: tuple[int, ...]
 
@@ -23,36 +23,32 @@ class Numbers:
         return [Numbers((number,)) for number in self.key]
 
 
-class Squares:
-    """Gives squares, and takes a piece before it has given the result of the last one."""
+class SquareWorker:
+    """Returns squares, and reads an item before it has returned the result of the one before."""
 
-    def __init__(self, deadly: int | None = None, wrong: int | None = None, trace: Path | None = None) -> None:
-        self._deadly = deadly
-        self._wrong = wrong
+    def __init__(self, invalid: int | None = None, trace: Path | None = None) -> None:
+        self._invalid = invalid
         self._trace = trace
 
-    def run(self, works: Iterable[Numbers]) -> Generator[list[int], None, None]:
-        before: Numbers | None = None
-        for work in works:
+    def run(self, items: Iterable[Numbers]) -> Generator[list[int], None, None]:
+        previous: Numbers | None = None
+        for item in items:
             if self._trace:
                 with self._trace.open("a") as file:
-                    file.write(f"{os.getpid()} {' '.join(map(str, work.key))}\n")
-            if self._deadly in work.key:
-                os.kill(os.getpid(), signal.SIGKILL)
-            if self._wrong in work.key:
-                raise ValueError(f"{self._wrong} cannot be squared")
-            if before:
-                yield [number**2 for number in before.key]
-            before = work
-        if before:
-            yield [number**2 for number in before.key]
+                    file.write(f"{os.getpid()}\n")
+            if self._invalid in item.key:
+                raise ValueError(f"{self._invalid} cannot be squared")
+            if previous:
+                yield [number**2 for number in previous.key]
+            previous = item
+        if previous:
+            yield [number**2 for number in previous.key]
 
 
-class Slow(Counting):
-    """A model that takes its time until it is told to hurry, so that there is a middle to be killed in."""
+class SlowModel(Counting):
+    """A model that is slow until a file exists, so that there is time to kill something in the middle of a run."""
 
     hurry: Path | None = None
-    """A file whose existence tells it."""
 
     def encode_images(self, pixels: Tensor) -> Tensor:
         if self.hurry and not self.hurry.exists():
@@ -60,19 +56,19 @@ class Slow(Counting):
         return super().encode_images(pixels)
 
 
-class Deadly(Counting):
-    """A model that ends its process where an image is black."""
+class DeadlyModel(Counting):
+    """A model that kills its process when an image is black."""
 
     def encode_images(self, pixels: Tensor) -> Tensor:
         if not pixels.any():
-            os._exit(1)
+            os.kill(os.getpid(), signal.SIGKILL)
         return super().encode_images(pixels)
 
 
-def load(kind: type[Counting], registry: Path) -> Model:
-    """A model of that kind; whoever loads it is put down as a file with the number of its process."""
-    (registry / str(os.getpid())).touch()
+def load(kind: type[Counting], processes: Path) -> Model:
+    """A model of that kind. Each process that loads it leaves a file with its id in the folder `processes`."""
+    (processes / str(os.getpid())).touch()
     model = kind(four_blocks())
-    if isinstance(model, Slow):
-        model.hurry = registry / "hurry"
+    if isinstance(model, SlowModel):
+        model.hurry = processes / "hurry"
     return model  # type: ignore[return-value]

@@ -13,9 +13,8 @@ from torch import Tensor
 from conftest import make_image
 from usetta.data.dataset import Dataset, Family
 from usetta.evaluate.store import ResultRow, ShownViews, Store
-from usetta.models.clip import CLIP
+from usetta.models.clip import CLIP, random_model
 from usetta.models.config import CLIPConfig, TextConfig, ViTConfig
-from usetta.models.random_weights import random_model
 
 TWELVE = ("clip", "mta", "zero", "se", "use", "tpt", "c-tpt", "r-tpt", "rlcf", "ttl", "tps", "sts")
 """The methods of the paper."""
@@ -98,9 +97,11 @@ def content(out: Path) -> Content:
     with Store(out, create=False) as store:
         rows = [replace(row, seconds=0.0) for row in store.rows()]
         places = sorted({(row.dataset, row.image, row.seed) for row in rows})
-        seen = [store.seen(*place) for place in places]
+        seen = [store.shown_views(*place) for place in places]
         facts = {kind: store.facts(kind) for kind in ("run", "dataset", "recipe", "classes")}
-        return Content(rows, [views for views in seen if views], [tuple(image) for image in store.bad()], facts)
+        return Content(
+            rows, [views for views in seen if views], [tuple(image) for image in store.failed_images()], facts
+        )
 
 
 def assert_close(actual: Content, expected: Content, rounding: float = 1e-5) -> None:

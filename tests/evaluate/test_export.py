@@ -39,15 +39,15 @@ def run(tmp_path: Path) -> Iterator[Store]:
 
 def expected(store: Store) -> list[dict[str, Any]]:
     """The rows of the store, with class names."""
-    found = []
+    result = []
     for row in store.rows():
         names = {
             f"{column}_name": None if number is None or number > 2 else CLASSES[number]
             for column, number in (("label", row.label), ("prediction", row.prediction), ("before", row.before))
         }
-        found.append({name: {**vars(row), **names}[name] for name in NAMES})
-    assert len(found) == 3
-    return found
+        result.append({name: {**vars(row), **names}[name] for name in NAMES})
+    assert len(result) == 3
+    return result
 
 
 def files_in(folder: Path) -> set[str]:
@@ -72,28 +72,28 @@ def test_json_lines(run: Store, tmp_path: Path) -> None:
 
 def test_json_is_one_object_with_all_that_the_run_knows(run: Store, tmp_path: Path) -> None:
     assert export(run, tmp_path / "run.json") == 3
-    found = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"), parse_constant=pytest.fail)
-    assert list(found) == ["facts", "bad", "rows"]
-    assert found["rows"] == expected(run)
-    assert found["bad"] == [{"dataset": "pets", "image": "broken.jpg", "reason": "file is empty"}]
-    assert found["facts"]["run"]["model"]["name"] == "ViT-B-16"
-    assert found["facts"]["classes"]["pets"] == CLASSES
-    assert found["facts"]["invocation"] == {"1": {"command": "usetta eval"}}
-    assert found["facts"]["dataset"] == run.facts("dataset")
+    result = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"), parse_constant=pytest.fail)
+    assert list(result) == ["facts", "bad", "rows"]
+    assert result["rows"] == expected(run)
+    assert result["bad"] == [{"dataset": "pets", "image": "broken.jpg", "reason": "file is empty"}]
+    assert result["facts"]["run"]["model"]["name"] == "ViT-B-16"
+    assert result["facts"]["classes"]["pets"] == CLASSES
+    assert result["facts"]["invocation"] == {"1": {"command": "usetta eval"}}
+    assert result["facts"]["dataset"] == run.facts("dataset")
 
 
 def test_parquet_comes_back_as_it_was(run: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    monkeypatch.setattr(exporting, "_AT_ONCE", 2)
+    monkeypatch.setattr(exporting, "GROUP_ROWS", 2)
     assert export(run, tmp_path / "rows.parquet") == 3
     file = parquet.ParquetFile(tmp_path / "rows.parquet")
     assert file.num_row_groups == 2  # three rows, two at a time
-    found = file.read()
-    assert found.column_names == NAMES
-    assert found.to_pylist() == expected(run)
-    types = {str(field.name): str(field.type) for field in found.schema}
+    result = file.read()
+    assert result.column_names == NAMES
+    assert result.to_pylist() == expected(run)
+    types = {str(field.name): str(field.type) for field in result.schema}
     assert (types["image"], types["seed"], types["delta"], types["skipped"]) == ("string", "int64", "double", "bool")
-    about = json.loads(found.schema.metadata[b"usetta"])
+    about = json.loads(result.schema.metadata[b"usetta"])
     assert about["facts"]["dataset"] == run.facts("dataset")
     assert about["bad"][0]["image"] == "broken.jpg"
 

@@ -90,23 +90,23 @@ def test_rank_zero_and_a_right_answer_are_the_same(n: int, classes: int, seed: i
 
 
 def test_without_images_metrics_are_nan() -> None:
-    found = metrics.measure(metrics.columns(np.zeros((0, 3)), np.zeros(0, dtype=int)) | {"skipped": [], "seconds": []})
-    assert set(found) == set(metrics.METRICS)
-    assert all(np.isnan(value) for value in found.values())
+    result = metrics.measure(metrics.columns(np.zeros((0, 3)), np.zeros(0, dtype=int)) | {"skipped": [], "seconds": []})
+    assert set(result) == set(metrics.METRICS)
+    assert all(np.isnan(value) for value in result.values())
     assert np.isnan(metrics.top1(np.zeros((2, 0)), np.zeros((2, 0)))).tolist() == [True, True]
     assert math.isnan(metrics.accuracy_difference([], []).low)
     assert metrics.mcnemar([], []) == 1.0
 
 
 def test_with_one_class_every_answer_is_right_and_confident() -> None:
-    found = metrics.measure(metrics.columns(np.ones((4, 1)), [0, 0, 0, 0]))
-    assert found == {"top1": 100.0, "top5": 100.0, "ece": 0.0, "nll": 0.0, "brier": 0.0}
+    result = metrics.measure(metrics.columns(np.ones((4, 1)), [0, 0, 0, 0]))
+    assert result == {"top1": 100.0, "top5": 100.0, "ece": 0.0, "nll": 0.0, "brier": 0.0}
 
 
 def test_confident_and_wrong_is_the_worst_and_stays_finite() -> None:
-    found = metrics.measure(metrics.columns([[1.0, 0.0], [1.0, 0.0]], [1, 1]))
-    assert (found["top1"], found["ece"], found["brier"]) == (0.0, 100.0, 2.0)
-    assert found["nll"] == pytest.approx(-math.log(np.finfo(np.float32).tiny))
+    result = metrics.measure(metrics.columns([[1.0, 0.0], [1.0, 0.0]], [1, 1]))
+    assert (result["top1"], result["ece"], result["brier"]) == (0.0, 100.0, 2.0)
+    assert result["nll"] == pytest.approx(-math.log(np.finfo(np.float32).tiny))
 
 
 def test_a_confidence_of_zero_or_a_rounding_above_one_falls_into_the_outer_bins() -> None:
@@ -158,14 +158,14 @@ def pairs(both: int, ours: int, theirs: int, neither: int) -> tuple[NDArray[Any]
 
 def test_the_bootstrap_interval_has_the_spread_of_drawing_images_one_by_one() -> None:
     right, other = pairs(60, 20, 8, 12)
-    found = metrics.accuracy_difference(right, other)
+    result = metrics.accuracy_difference(right, other)
     rng = np.random.default_rng(1)
     drawn = [100 * (right - other)[rng.integers(100, size=100)].mean() for _ in range(10_000)]
-    assert found.estimate == pytest.approx(12.0)
-    assert (found.low, found.high) == pytest.approx(np.quantile(drawn, [0.025, 0.975]).tolist(), abs=1.01)
-    assert found == metrics.accuracy_difference(right, other)
+    assert result.estimate == pytest.approx(12.0)
+    assert (result.low, result.high) == pytest.approx(np.quantile(drawn, [0.025, 0.975]).tolist(), abs=1.01)
+    assert result == metrics.accuracy_difference(right, other)
     wider = metrics.accuracy_difference(right, other, level=0.99)
-    assert wider.low < found.low < found.high < wider.high
+    assert wider.low < result.low < result.high < wider.high
 
 
 def test_repeating_a_run_with_the_same_answers_does_not_narrow_the_interval() -> None:
@@ -182,8 +182,8 @@ def test_the_interval_holds_the_true_difference_about_as_often_as_it_says() -> N
     held = 0
     for trial in range(300):
         right, other = rng.random(400) < 0.70, rng.random(400) < 0.65
-        found = metrics.accuracy_difference(right, other, resamples=2000, seed=trial)
-        held += found.low <= 5.0 <= found.high
+        result = metrics.accuracy_difference(right, other, resamples=2000, seed=trial)
+        held += result.low <= 5.0 <= result.high
     assert 0.91 <= held / 300 <= 0.985
 
 
@@ -221,16 +221,16 @@ def test_scikit_learn_agrees() -> None:
     calibration = pytest.importorskip("sklearn.calibration", reason="scikit-learn is not installed")
     probs, labels = random_answers(500, 12)
     stored = metrics.columns(probs, labels)
-    found = metrics.measure(stored)
-    assert found["top1"] == pytest.approx(100 * reference.accuracy_score(labels, probs.argmax(axis=1)))
-    assert found["top5"] == pytest.approx(100 * reference.top_k_accuracy_score(labels, probs, k=5, labels=range(12)))
+    result = metrics.measure(stored)
+    assert result["top1"] == pytest.approx(100 * reference.accuracy_score(labels, probs.argmax(axis=1)))
+    assert result["top5"] == pytest.approx(100 * reference.top_k_accuracy_score(labels, probs, k=5, labels=range(12)))
     kept = np.maximum(stored["true_probability"], np.finfo(np.float64).eps)  # scikit-learn clips earlier than we do
     assert metrics.nll(kept) == pytest.approx(reference.log_loss(labels, probs, labels=range(12)))
     hit, sure = stored["prediction"] == labels, stored["confidence"]
     accuracy, confidence = calibration.calibration_curve(hit, sure, n_bins=15)
     sizes = np.histogram(sure, bins=15, range=(0, 1))[0]
     expected = (np.abs(accuracy - confidence) * sizes[sizes > 0]).sum() / 500
-    assert found["ece"] == pytest.approx(100 * expected)
+    assert result["ece"] == pytest.approx(100 * expected)
     binary, truth = random_answers(300, 2)
     score = metrics.brier(*(metrics.columns(binary, truth)[name] for name in ("true_probability", "sum_of_squares")))
     assert score == pytest.approx(2 * reference.brier_score_loss(truth, binary[:, 1]))
@@ -248,8 +248,8 @@ def test_scipy_agrees() -> None:
         batch=1000,
         random_state=0,
     ).confidence_interval
-    found = metrics.accuracy_difference(right, other)
-    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=0.15)
+    result = metrics.accuracy_difference(right, other)
+    assert (result.low, result.high) == pytest.approx((expected.low, expected.high), abs=0.15)
     for ours, theirs in [(120, 80), (3, 17), (50, 49)]:
         expected = stats.binomtest(ours, ours + theirs).pvalue
         assert metrics.mcnemar(*pairs(10, ours, theirs, 10)) == pytest.approx(expected, rel=1e-9)

@@ -101,7 +101,7 @@ def test_rows_are_what_the_recipes_say_about_the_views(model: CLIP, tmp_path: Pa
             assert image.label is not None
             for name, answer in answers.items():
                 check_row(rows[image.id, name], answer, image.label)
-            seen = store.seen(dataset.name, image.id, 1)
+            seen = store.shown_views(dataset.name, image.id, 1)
             assert seen is not None
             entropies, labels = answers["se"].entropies[0], answers["se"].view_labels[0]
             expected = [0, *(1 + entropies[1:].argsort()[:3]).tolist()]

@@ -55,7 +55,7 @@ def test_bad_images_are_remembered_with_their_reason(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         store.add([], bad=[FailedImage("pets", "b.jpg", "empty"), FailedImage("pets", "a.jpg", "truncated")])
         store.add([], bad=[FailedImage("pets", "b.jpg", "empty file")])
-        assert store.bad() == [("pets", "a.jpg", "truncated"), ("pets", "b.jpg", "empty file")]
+        assert store.failed_images() == [("pets", "a.jpg", "truncated"), ("pets", "b.jpg", "empty file")]
 
 
 def test_an_image_that_was_seen_is_not_bad_any_more_and_its_views_come_back(tmp_path: Path) -> None:
@@ -63,9 +63,9 @@ def test_an_image_that_was_seen_is_not_bad_any_more_and_its_views_come_back(tmp_
     with Store(tmp_path) as store:
         store.add([], bad=[FailedImage("pets", "b.jpg", "empty"), FailedImage("dtd", "b.jpg", "empty")])
         store.add([], [seen])
-        assert store.bad() == [("dtd", "b.jpg", "empty")]
-        assert store.seen("pets", "b.jpg", 0) == seen
-        assert store.seen("pets", "b.jpg", 1) is None
+        assert store.failed_images() == [("dtd", "b.jpg", "empty")]
+        assert store.shown_views("pets", "b.jpg", 0) == seen
+        assert store.shown_views("pets", "b.jpg", 1) is None
 
 
 def test_notes_are_replaced_and_what_the_run_depends_on_is_called_by_its_name(tmp_path: Path) -> None:

@@ -239,7 +239,7 @@ def test_the_views_that_are_recorded_are_the_weak_and_the_most_confident(
 
     def shown(out: str) -> list[ShownViews]:
         with Store(tmp_path / out, create=False) as store:
-            return [views for image in things if (views := store.seen("things", image.id, 0))]
+            return [views for image in things if (views := store.shown_views("things", image.id, 0))]
 
     evaluate(model, [things], ["clip"], tmp_path / "run", replace(SETTINGS, views=1))
     alone, rows = shown("run"), {row.image: row for row in content(tmp_path / "run").rows}

@@ -16,8 +16,12 @@ from usetta.methods.losses import (
     marginal_entropy,
     pointwise_entropy,
     reverse_cross_entropy,
+    takes_rewards,
+    weighted_entropy,
 )
 
+LABELLED = [name for name, loss in LOSSES.items() if not takes_rewards(loss)]
+"""Losses with a pseudo-label; the one with rewards is tested with RLCF."""
 LOGITS = st.builds(
     lambda images, views, classes, scale, seed: (
         scale * torch.randn(images, views, classes, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -52,14 +56,14 @@ def entropy(p: list[float]) -> float:
 @given(LOGITS)
 def test_losses_are_what_their_formulas_say(logits: Tensor) -> None:
     q = label_for(logits)
-    found = {name: loss(logits, q) for name, loss in LOSSES.items()}
+    values = {name: LOSSES[name](logits, q) for name in LABELLED}
     for i in range(len(logits)):
         p = as_rows(logits[i])
         mean = [sum(column) / len(p) for column in zip(*p, strict=True)]
         log_q = q[i].log().tolist()
-        assert found["mem"][i].item() == pytest.approx(entropy(mean), abs=1e-12)
-        assert found["pointwise"][i].item() == pytest.approx(sum(map(entropy, p)) / len(p), abs=1e-12)
-        assert found["rce"][i].item() == pytest.approx(
+        assert values["mem"][i].item() == pytest.approx(entropy(mean), abs=1e-12)
+        assert values["pointwise"][i].item() == pytest.approx(sum(map(entropy, p)) / len(p), abs=1e-12)
+        assert values["rce"][i].item() == pytest.approx(
             -sum(m * log for m, log in zip(mean, log_q, strict=True)), abs=1e-11
         )
 
@@ -100,8 +104,8 @@ def test_gradients_have_their_closed_forms(logits: Tensor) -> None:
         "pointwise": -p / views * (p.log() + own_entropy),
     }
     for name, closed in expected.items():
-        found = gradient(lambda z, loss=LOSSES[name]: loss(z, q), logits)
-        torch.testing.assert_close(found, closed, atol=1e-12, rtol=0)
+        actual = gradient(lambda z, loss=LOSSES[name]: loss(z, q), logits)
+        torch.testing.assert_close(actual, closed, atol=1e-12, rtol=0)
 
 
 @settings(deadline=None, max_examples=30)
@@ -130,7 +134,7 @@ def test_dispersion_and_its_gradient_have_their_closed_forms(classes: int, dim: 
     ],
 )
 @pytest.mark.parametrize("label", [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [1.0, 1e-44, 1e-310], [1 / 3, 1 / 3, 1 / 3]])
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", LABELLED)
 def test_extreme_logits_and_labels_have_finite_losses_and_gradients(
     name: str, label: list[float], views: list[list[float]], dtype: torch.dtype
 ) -> None:
@@ -143,17 +147,17 @@ def test_extreme_logits_and_labels_have_finite_losses_and_gradients(
 
 def test_a_label_that_rules_a_class_out_pushes_views_off_it() -> None:
     logits = torch.tensor([[[2.0, 1.0], [0.0, 1.0]]])
-    pull = gradient(lambda z: reverse_cross_entropy(z, torch.tensor([[1.0, 0.0]])), logits)
-    assert (pull[..., 0] < 0).all()
-    assert (pull[..., 1] > 0).all()
+    grad = gradient(lambda z: reverse_cross_entropy(z, torch.tensor([[1.0, 0.0]])), logits)
+    assert (grad[..., 0] < 0).all()
+    assert (grad[..., 1] > 0).all()
 
 
 def test_the_label_is_a_constant() -> None:
-    """Even one that comes from the same logits; the views' own mean would not show it, for its gradient cancels."""
+    """Also one that comes from the same logits; with the views' own mean the gradient would cancel either way."""
     logits = torch.randn(1, 3, 5, generator=torch.Generator().manual_seed(0)).requires_grad_()
     q = label_for(logits)
-    (found,) = torch.autograd.grad(reverse_cross_entropy(logits, q).sum(), logits)
-    torch.testing.assert_close(found, gradient(lambda z: reverse_cross_entropy(z, q.detach()), logits))
+    (actual,) = torch.autograd.grad(reverse_cross_entropy(logits, q).sum(), logits)
+    torch.testing.assert_close(actual, gradient(lambda z: reverse_cross_entropy(z, q.detach()), logits))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -169,7 +173,7 @@ def test_equal_classes_are_not_dispersed_and_pull_nowhere(classes: int, dtype: t
 def test_the_images_of_a_batch_do_not_mix() -> None:
     logits = 5 * torch.randn(4, 6, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     q = label_for(logits)
-    for loss in LOSSES.values():
+    for loss in map(LOSSES.get, LABELLED):
         together = gradient(lambda z, loss=loss: loss(z, q), logits)
         for i in range(4):
             alone = gradient(lambda z, loss=loss, i=i: loss(z, q[i : i + 1]), logits[i : i + 1])
@@ -180,7 +184,13 @@ def test_gradients_are_found_where_the_caller_wants_none() -> None:
     logits = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
     expected = gradient(pointwise_entropy, logits)
     with torch.no_grad():
-        found = gradient(pointwise_entropy, logits)
-    assert torch.equal(found, expected)
-    assert not found.requires_grad
+        actual = gradient(pointwise_entropy, logits)
+    assert torch.equal(actual, expected)
+    assert not actual.requires_grad
     assert not logits.requires_grad
+
+
+def test_the_margin_scales_the_weights() -> None:
+    logits = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    ratio = weighted_entropy(logits, margin=1.4) / weighted_entropy(logits)
+    torch.testing.assert_close(ratio, torch.full_like(ratio, math.e))

@@ -38,17 +38,19 @@ def softmax(logits: Vector) -> Vector:
     return [power / sum(powers) for power in powers]
 
 
-def naive_mta(features: Tensor, text: Tensor, scale: float) -> dict[str, Any]:
+def naive_mta(
+    features: Tensor, text: Tensor, scale: float, bandwidth: float = 0.3, lambda_y: float = 0.2, lambda_q: float = 4.0
+) -> dict[str, Any]:
     """MTA of one image, with its loops and its early exits."""
     f, t = features.double().tolist(), text.double().tolist()
     n, dim = len(f), len(f[0])
     probs = [softmax([scale * dot(view, row) for row in t]) for view in f]
-    k = max(1, int(0.3 * (n - 1)))
+    k = max(1, int(bandwidth * (n - 1)))
     h_squared = []
     for p in range(n):
         nearest = sorted(distance(f[p], f[q]) for q in range(n) if q != p)[:k]
         h_squared.append(max(1e-7, 0.5 * sum(d * d for d in nearest) / k))
-    likeness = [[dot(probs[p], probs[q]) for q in range(n)] for p in range(n)]
+    affinity = [[dot(probs[p], probs[q]) for q in range(n)] for p in range(n)]
 
     def density(m: Vector) -> Vector:
         return [math.exp(-(distance(f[p], m) ** 2) / (2 * h_squared[p])) for p in range(n)]
@@ -58,7 +60,7 @@ def naive_mta(features: Tensor, text: Tensor, scale: float) -> dict[str, Any]:
         d = density(m)
         for _ in range(5):
             iterations += 1
-            old, y = y, softmax([(d[p] + 4 * dot(likeness[p], y)) / 0.2 for p in range(n)])
+            old, y = y, softmax([(d[p] + lambda_q * dot(affinity[p], y)) / lambda_y for p in range(n)])
             if distance(old, y) < 1e-6:
                 break
         for _ in range(5):
@@ -85,6 +87,18 @@ def test_mta_is_its_definition(views: int, classes: int) -> None:
         naive = naive_mta(image.float(), text.float(), 20.0)
         assert single.probs[i].tolist() == pytest.approx(naive["probs"], abs=1e-5)
         assert single.weights[i].tolist() == pytest.approx(naive["y"], abs=1e-5)
+
+
+def test_bandwidth_and_lambdas_are_options() -> None:
+    features, text = episode(20, 5, seed=2)
+    options = {"bandwidth": 0.6, "lambda_y": 0.5, "lambda_q": 1.0}
+    result, usual = (run(methods.get("mta", **changed), features, text, 20.0) for changed in (options, {}))
+    for i, image in enumerate(features):
+        assert result.weights[i].tolist() == pytest.approx(naive_mta(image, text, 20.0, **options)["y"], abs=1e-10)
+    for name, value in options.items():
+        assert (
+            run(methods.get("mta", **{name: value}), features, text, 20.0).weights - usual.weights
+        ).abs().max() > 1e-4
 
 
 def test_images_of_a_batch_stop_by_themselves() -> None:

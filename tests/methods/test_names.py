@@ -1,3 +1,10 @@
+"""Names, their grammar, and what joins them."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,9 +14,11 @@ from usetta import methods
 from usetta.methods.losses import LOSSES
 from usetta.methods.readout import READOUTS
 from usetta.methods.recipe import Recipe, Result, run
+from usetta.methods.select import SELECTIONS, tuned_views
 from usetta.methods.stats import ViewStats
 from usetta.methods.tune.lora import Hidden
 from usetta.prompts import ClassPrompts
+from usetta.registry import Registry
 
 MODEL = disturbed(TINY_VIT)
 NAMES = ["cat", "dog", "red fox", "old stone bridge"]
@@ -17,12 +26,29 @@ PLUG_INS = [f"{name}+se" for name in ("tpt", "c-tpt", "r-tpt", "rlcf", "sts")]
 PLUG_INS += [f"{name}+{readout}" for name in ("tps", "ttl") for readout in READOUTS]
 
 
+Temporarily = Callable[[Registry[Any], str, Any], None]
+
+
+@pytest.fixture
+def temporarily() -> Iterator[Temporarily]:
+    """Register something for the length of a test."""
+    added: list[tuple[Registry[Any], str]] = []
+
+    def register(registry: Registry[Any], name: str, value: Any) -> None:
+        registry.register(name, value)
+        added.append((registry, name))
+
+    yield register
+    for registry, name in added:
+        registry.unregister(name)
+
+
 def answers(method: str, states: list[Tensor], templates: list[str] | None = None) -> Result:
     """What a method says about images whose views have these hidden states, by a tiny model."""
-    tail = MODEL.last_blocks()
-    features = torch.stack([tail.encode(each) for each in states])
+    blocks = MODEL.last_blocks()
+    features = torch.stack([blocks.encode(hidden) for hidden in states])
     prompts = ClassPrompts(MODEL.text, NAMES, templates or "a photo of a {}.")
-    return run(methods.get(method), features, prompts, 20.0, hidden=Hidden(tail, states))
+    return run(methods.get(method), features, prompts, 20.0, hidden=Hidden(blocks, states))
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +99,7 @@ def test_every_method_says_what_it_is() -> None:
 def test_a_typo_gets_a_suggestion() -> None:
     with pytest.raises(ValueError, match=r"unknown method 'clipp'; did you mean 'clip'\?"):
         methods.get("clipp")
-    with pytest.raises(ValueError, match="unknown method 'zzz'; known are average, c-tpt, clip"):
+    with pytest.raises(ValueError, match="unknown method 'zzz'; known: clip, strong, average"):
         methods.get("zzz")
     with pytest.raises(ValueError, match=r"no setting 'gama'; did you mean 'gamma'\?"):
         methods.get("se", gama=0.1)
@@ -106,6 +132,14 @@ def test_a_typo_gets_a_suggestion() -> None:
         ("sts+selected", "sts"),
         ("tps+weak", "tps"),
         ("zero:voters=0.5", "zero:voters=0.5"),
+        ("zero:voters=1", "zero:voters=1.0"),
+        ("zero:voters=0.3", "zero"),
+        ("mta:lambda_q=2:bandwidth=0.2", "mta:bandwidth=0.2:lambda_q=2.0"),
+        ("r-tpt:neighbours=10:steps=2", "r-tpt:steps=2:neighbours=10"),
+        ("r-tpt+vote:voters=0.5", "r-tpt+vote:voters=0.5"),
+        ("ttl:margin=0.2:rank=4", "ttl:rank=4:margin=0.2"),
+        ("use:readout=vote:voters=0.5", "use:readout=vote:voters=0.5"),
+        ("r-tpt:readout=se", "r-tpt:readout=se"),
         ("rlcf:steps=5", "rlcf:steps=5"),
         ("ttl+se:seed=1", "ttl+se:seed=1"),
     ],
@@ -139,19 +173,28 @@ def test_settings_have_the_types_they_need() -> None:
         ("zero+se", "'zero' tunes nothing, so it is nothing but its readout; 'clip\\+se' is that one alone"),
         ("se+weak", "'se' tunes nothing"),
         ("zero:voters=0", "voters must be above 0 and at most 1"),
-        ("tps:penalty=1", "penalty is about the shift of tune=spectrum, and there is none with tune=shift"),
+        ("tps:penalty=1", "the setting 'penalty' belongs to tune=spectrum, and 'tps' has tune=shift"),
         ("tps:active=5", "active spares work of the text tower, and tune=shift asks for none"),
         ("tpt:lr=inf", "must be finite"),
-        ("ttl:seed=-1", "seed must not be negative"),
-        ("tpt:tune=weights", "tune must be one of nothing, prompt, shift, spectrum, lora, not 'weights'"),
+        ("zero:voters=many", "'many' is no value for the setting voters"),
+        ("zero:voter=0.5", r"no setting 'voter'; did you mean 'voters'\?"),
+        ("use:voters=0.5", "the setting 'voters' belongs to readout=vote, and 'use' has readout=se"),
+        ("r-tpt+se:neighbours=10", r"belongs to readout=reliability, and 'r-tpt\+se' has readout=se"),
+        ("se:margin=0.2", "the setting 'margin' belongs to loss=weighted, and 'se' has tune=nothing"),
+        ("r-tpt:neighbours=0", "neighbours must be at least 1, not 0"),
+        ("r-tpt:neighbours=1.5", "'1.5' is no value for the setting neighbours"),
+        ("r-tpt:temperature=0", "temperature must be above 0, not 0.0"),
+        ("mta:lambda_q=nan", "lambda_q must be at least 0, not nan"),
+        ("ttl:seed=-1", "seed must be at least 0, not -1"),
+        ("tpt:tune=weights", "unknown tuner 'weights'; known: nothing, prompt, shift, spectrum, lora"),
     ],
 )
-def test_what_is_wrong_with_a_name_is_told(written: str, message: str) -> None:
+def test_an_error_names_what_is_wrong_with_a_method(written: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         methods.get(written)
 
 
-def test_a_family_of_data_sets_has_its_own_settings() -> None:
+def test_a_family_of_datasets_has_its_own_settings() -> None:
     assert methods.get("c-tpt").dispersion == 50
     assert methods.get("c-tpt+se", family="imagenet").dispersion == 20
     assert methods.get("c-tpt", family="imagenet").name == "c-tpt"
@@ -163,7 +206,7 @@ def test_a_family_of_data_sets_has_its_own_settings() -> None:
         "fine-grained": True,
         "other": False,
     }
-    with pytest.raises(ValueError, match="unknown family of datasets 'birds'; known are imagenet, fine-grained, other"):
+    with pytest.raises(ValueError, match="unknown family of datasets 'birds'; known: imagenet, fine-grained, other"):
         methods.get("c-tpt", family="birds")
 
 
@@ -172,39 +215,54 @@ def test_published_settings() -> None:
     assert (rlcf.steps, rlcf.lr, rlcf.weight_decay, rlcf.select, rlcf.readout) == (3, 7e-3, 5e-4, "confident", "weak")
     assert (ttl.steps, ttl.lr, ttl.weight_decay, ttl.select, ttl.loss) == (1, 5e-3, 0.01, "all", "weighted")
     assert (sts.steps, sts.lr, sts.select, sts.loss, sts.readout) == (1, 5e-3, "confident", "mem", "selected")
-    assert methods.get("zero").voters == 0.3
+    assert methods.get("zero").options == {"voters": 0.3}
+    assert methods.get("mta").options == {"bandwidth": 0.3, "lambda_y": 0.2, "lambda_q": 4.0}
+    assert methods.get("r-tpt").options == {"neighbours": 20, "temperature": 0.01}
+    assert rlcf.options == {"top_k": 3}
+    assert ttl.options == {"rank": 16, "alpha": 32.0, "seed": 0, "margin": 0.4}
+    assert sts.options == {"penalty": 0.0}
     assert [name for name in methods.names() if methods.get(name).needs_prompts] == [
         "tpt", "tpt-rce", "c-tpt", "r-tpt", "rlcf", "rce", "use",
     ]  # fmt: skip
 
 
-def test_a_recipe_of_one_s_own_joins_the_others(monkeypatch: pytest.MonkeyPatch, images: list[Tensor]) -> None:
-    monkeypatch.setattr(methods, "_METHODS", dict(methods._METHODS))
-
+def test_a_recipe_of_one_s_own_joins_the_others(temporarily: Temporarily, images: list[Tensor]) -> None:
     def loudest(logits: Tensor, _pseudo_label: Tensor) -> Tensor:
         return -logits.log_softmax(dim=-1).amax(dim=(1, 2))
 
-    def first_strong(_recipe: Recipe, _before: ViewStats, now: ViewStats, _features: Tensor) -> tuple[Tensor, Tensor]:
-        weights = torch.zeros_like(now.entropies)
-        weights[:, 1] = 1
-        return now.logits[:, 1].softmax(dim=-1), weights
+    def one_view(
+        _recipe: Recipe, _before: ViewStats, after: ViewStats, _features: Tensor, *, number: int = 1
+    ) -> tuple[Tensor, Tensor]:
+        weights = torch.zeros_like(after.entropies)
+        weights[:, number] = 1
+        return after.logits[:, number].softmax(dim=-1), weights
 
-    with pytest.raises(ValueError, match="loss must be one of mem, rce, pointwise, weighted, reward, not 'loudest'"):
+    def last_views(_recipe: Recipe, before: Tensor, _present: Tensor, *, last: int = 2) -> Tensor:
+        return torch.arange(before.shape[1] - last, before.shape[1]).expand(len(before), -1)
+
+    with pytest.raises(ValueError, match="unknown loss 'loudest'; known: mem, rce, pointwise, weighted, reward"):
         Recipe("mine", loss="loudest")
-    monkeypatch.setitem(LOSSES, "loudest", loudest)
-    monkeypatch.setitem(READOUTS, "first", first_strong)
-    methods.register(Recipe("mine-2", "an idea", select="all", tune="shift", loss="loudest", readout="first"))
+    temporarily(LOSSES, "loudest", loudest)
+    temporarily(READOUTS, "first", one_view)
+    temporarily(SELECTIONS, "last", last_views)
+    recipe = Recipe("mine-2", "an idea", select="last", tune="shift", loss="loudest", readout="first")
+    temporarily(methods.METHODS, "mine-2", recipe)
     assert methods.names()[-1] == "mine-2"
     assert methods.get("mine-2+se:steps=2").name == "mine-2+se:steps=2"
     assert methods.get("tpt+first").readout == "first"
     result = answers("mine-2", images)
     assert result.weights[:, 1].tolist() == [1, 1, 1]
     assert (result.probs.amax(dim=1) != result.before.amax(dim=1)).all()
+    assert tuned_views(recipe, result.entropies).tolist() == [[10, 11]] * 3
+    assert answers("mine-2:number=4:last=1", images).weights[:, 4].tolist() == [1, 1, 1]
+    temporarily(SELECTIONS, "clash", lambda recipe, before, present, *, steps=2: before)
+    with pytest.raises(ValueError, match="select 'clash' has an option 'steps', but a setting has that name already"):
+        methods.get("tpt:select=clash")
 
 
 @pytest.mark.parametrize("name", ["use", "mem", "zero-shot"])
 def test_a_name_that_is_taken_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"there is a method '{name}' already"):
+    with pytest.raises(ValueError, match=f"there is already a method called '{name}'"):
         methods.register(Recipe(name))
 
 
@@ -213,3 +271,22 @@ def test_a_name_that_could_not_be_written_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="a method's name has small letters and digits"):
         methods.register(Recipe(name))
     assert name not in methods.names()
+
+
+def test_a_recipe_is_a_key_and_its_record_is_plain_json() -> None:
+    assert {methods.get("zero:voters=0.5"): 1}[methods.get("zero", voters=0.5)] == 1
+    assert methods.get("zero") != methods.get(methods.get("zero"), voters=0.5)
+    recipe = methods.get("mta:bandwidth=0.2")
+    assert Recipe("mine", readout="vote") == Recipe("mine", readout="vote", options={"voters": 0.3})
+    stored = json.loads(json.dumps(asdict(recipe)))
+    assert stored == asdict(recipe)
+    assert Recipe(**stored) == recipe
+    assert stored["options"] == {"bandwidth": 0.2, "lambda_y": 0.2, "lambda_q": 4.0}
+    assert recipe.settings["bandwidth"] == 0.2
+    assert recipe.settings["gamma"] == 0.4
+
+
+@pytest.mark.parametrize("value", ["0.5", True, None])
+def test_an_option_of_another_type_is_refused(value: object) -> None:
+    with pytest.raises(ValueError, match=f"voters must be of type float, not {value!r}"):
+        methods.get("zero", voters=value)

@@ -3,6 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from usetta import methods
 from usetta.methods.readout import (
     READOUTS,
     RESCALINGS,
@@ -12,7 +13,7 @@ from usetta.methods.readout import (
     reliability_weights,
     weak_weight,
 )
-from usetta.methods.recipe import Recipe
+from usetta.methods.recipe import Recipe, run
 from usetta.methods.stats import view_stats
 
 
@@ -55,12 +56,12 @@ def test_a_wide_root_does_not_leave_the_unit_interval() -> None:
     assert weak_weight(torch.tensor([0.0, 1.0]), gamma=1.0, rescaling="root").tolist() == [0.0, 1.0]
 
 
-def naive_reliability(features: torch.Tensor) -> list[float]:
+def naive_reliability(features: torch.Tensor, neighbours: int = 20, temperature: float = 0.01) -> list[float]:
     """R-TPT's weights of one image, number by number."""
     scores = []
     for i, view in enumerate(features):
-        others = sorted((float(view @ other) for j, other in enumerate(features) if j != i), reverse=True)[:20]
-        scores.append(sum(others) / len(others) / 0.01)
+        others = sorted((float(view @ other) for j, other in enumerate(features) if j != i), reverse=True)
+        scores.append(sum(others[:neighbours]) / len(others[:neighbours]) / temperature)
     return torch.tensor(scores, dtype=torch.float64).softmax(0).tolist()
 
 
@@ -69,22 +70,31 @@ def test_reliability_is_the_nearness_of_other_views(views: int) -> None:
     generator = torch.Generator().manual_seed(views)
     features = torch.nn.functional.normalize(torch.randn(3, views, 8, generator=generator, dtype=torch.float64), dim=-1)
     features[:, 1] = features[:, 0]  # a copy is a neighbour, the view itself is not
-    weights = reliability_weights(features)
+    weights = reliability_weights(features, 20, 0.01)
     for i in range(3):
         assert weights[i].tolist() == pytest.approx(naive_reliability(features[i]), abs=1e-12)
     torch.testing.assert_close(weights.sum(1), torch.ones(3, dtype=torch.float64))
 
 
+def test_neighbours_and_temperature_are_options_of_the_reliability() -> None:
+    generator = torch.Generator().manual_seed(0)
+    features = torch.nn.functional.normalize(torch.randn(2, 12, 8, generator=generator, dtype=torch.float64), dim=-1)
+    text = torch.nn.functional.normalize(torch.randn(5, 8, generator=generator, dtype=torch.float64), dim=-1)
+    result = run(methods.get("clip+reliability:neighbours=3:temperature=0.5"), features, text, 20.0)
+    for i in range(2):
+        assert result.weights[i].tolist() == pytest.approx(naive_reliability(features[i], 3, 0.5), abs=1e-12)
+
+
 def test_a_single_view_is_all_there_is() -> None:
-    assert reliability_weights(torch.ones(2, 1, 3)).tolist() == [[1.0], [1.0]]
+    assert reliability_weights(torch.ones(2, 1, 3), 20, 0.01).tolist() == [[1.0], [1.0]]
 
 
-def test_selected_views_are_those_most_certain_before_tuning() -> None:
+def test_selected_views_are_those_most_confident_before_tuning() -> None:
     generator = torch.Generator().manual_seed(0)
     first, then = (3 * torch.randn(2, 30, 4, generator=generator) for _ in range(2))
     recipe = Recipe("mine", readout="selected")
-    before, now = view_stats(recipe, first), view_stats(recipe, then)
-    answer, weights = READOUTS["selected"](recipe, before, now, torch.zeros(2, 30, 8))
+    before, after = view_stats(recipe, first), view_stats(recipe, then)
+    answer, weights = READOUTS["selected"](recipe, before, after, torch.zeros(2, 30, 8))
     for i in range(2):
         selected = before.entropies[i].argsort()[:3].tolist()
         assert weights[i].nonzero()[:, 0].tolist() == sorted(selected)
@@ -92,7 +102,7 @@ def test_selected_views_are_those_most_certain_before_tuning() -> None:
 
 
 @pytest.mark.parametrize("name", READOUTS)
-def test_every_read_out_gives_probabilities_and_weights_that_sum_to_one(name: str) -> None:
+def test_every_readout_gives_probabilities_and_weights_that_sum_to_one(name: str) -> None:
     generator = torch.Generator().manual_seed(1)
     features = torch.nn.functional.normalize(torch.randn(3, 9, 8, generator=generator), dim=-1)
     recipe = Recipe("mine", readout=name)

@@ -93,7 +93,7 @@ def test_the_order_of_strong_views_changes_nothing(shape: tuple[int, int, int], 
 
 @settings(deadline=None, max_examples=40)
 @given(SHAPES)
-def test_fixed_weights_are_the_other_read_outs(shape: tuple[int, int, int]) -> None:
+def test_fixed_weights_are_the_other_readouts(shape: tuple[int, int, int]) -> None:
     features, text = episode(*shape)
     weak = (30.0 * features[:, 0] @ text.T).softmax(-1)
     torch.testing.assert_close(run(methods.get("se", beta=1), features, text, 30.0).probs, weak)
@@ -108,7 +108,7 @@ def test_fixed_weights_are_the_other_read_outs(shape: tuple[int, int, int]) -> N
 
 @settings(deadline=None, max_examples=40)
 @given(SHAPES)
-def test_where_the_chosen_views_agree_every_read_out_agrees(shape: tuple[int, int, int]) -> None:
+def test_where_the_chosen_views_agree_every_readout_agrees(shape: tuple[int, int, int]) -> None:
     features, text = episode(*shape)
     results = {name: run(methods.get(name), features, text, 20.0) for name in BLENDS}
     for i in range(2):
@@ -150,7 +150,7 @@ def test_bad_input_is_named() -> None:
         ({"beta": "half"}, "beta must be"),
         ({"gamma": -0.1}, "gamma must be"),
         ({"rho": 0.0}, "rho must be"),
-        ({"rescaling": "cubic"}, "rescaling must be one of linear, root, square"),
+        ({"rescaling": "cubic"}, "unknown rescaling 'cubic'; known: linear, root, square"),
         ({"beta": math.nan}, "beta must be"),
         ({"gamma": math.nan}, "gamma must be"),
         ({"rho": 1.1}, "rho must be"),
@@ -161,11 +161,14 @@ def test_bad_input_is_named() -> None:
         ({"dispersion": -1.0}, "dispersion must not be negative"),
         ({"active": -1}, "active must not be negative"),
         ({"active": 10, "dispersion": 50.0}, "dispersion moves all classes"),
-        ({"select": "few"}, "select must be one of confident, weak\\+strong, all, not 'few'"),
-        ({"tune": "image"}, "tune must be one of nothing, prompt"),
-        ({"loss": "ce"}, "loss must be one of mem, rce, pointwise"),
+        ({"select": "few"}, "unknown selection rule 'few'; known: confident, weak\\+strong, all"),
+        ({"tune": "image"}, "unknown tuner 'image'; known: nothing, prompt"),
+        ({"loss": "ce"}, r"unknown loss 'ce'; did you mean 'rce'\?"),
         ({"label": "truth"}, "label must be one of se, mean"),
-        ({"readout": "choir"}, "readout must be one of weak, strong, average, uniform, se, selected, reliability"),
+        (
+            {"readout": "choir"},
+            "unknown readout 'choir'; known: weak, strong, average, uniform, se, selected, reliability",
+        ),
         ({"se_stats": "both"}, "se_stats must be one of pre, post"),
     ],
 )

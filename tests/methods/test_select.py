@@ -31,7 +31,7 @@ def test_the_weak_view_never_competes() -> None:
 
 
 @given(st.integers(2, 128), st.floats(0.01, 1.0), st.integers(0, 2**32 - 1))
-def test_the_chosen_are_strong_distinct_and_the_most_certain(views: int, rho: float, seed: int) -> None:
+def test_the_chosen_are_strong_distinct_and_the_most_confident(views: int, rho: float, seed: int) -> None:
     entropies = torch.rand(3, views, generator=torch.Generator().manual_seed(seed))
     for row, chosen in zip(entropies, confident_strong(entropies, rho).tolist(), strict=True):
         assert len(set(chosen)) == len(chosen) == keep_count(views - 1, rho)

@@ -21,7 +21,7 @@ def leaning(views: list[tuple[int, float]], classes: int = 3) -> Tensor:
     return logits
 
 
-def test_a_image_with_known_numbers() -> None:
+def test_an_image_with_known_numbers() -> None:
     seen = view_stats(Recipe("mine", rho=0.5), leaning([(0, 2.0), (1, 1.0), (0, 3.0), (2, 0.5), (0, 4.0)]))
     p = [math.exp(lead) / (math.exp(lead) + 2) for lead in (2.0, 1.0, 3.0, 0.5, 4.0)]
     entropies = [-x * math.log(x) - (1 - x) * math.log((1 - x) / 2) for x in p]

@@ -104,7 +104,7 @@ def test_few_classes_tie_often_and_the_order_of_views_is_nothing(
 
 
 def sure(label: int, logit: float, classes: int = 4) -> list[float]:
-    """A view that chooses `label`, the more certainly the higher the logit."""
+    """A view that chooses `label`, the more confidently the higher the logit."""
     return [logit if c == label else 0.0 for c in range(classes)]
 
 

@@ -12,9 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from usetta import ModelError, load_model
 from usetta.images import image_id, open_image
-from usetta.models import builtin, embedded
+from usetta.models import embedded
 from usetta.models.clip import CLIP
-from usetta.models.embedded import image, text
 from usetta.prompts import ClassPrompts
 from usetta.views import ViewRecipe, make_views
 
@@ -42,7 +41,7 @@ def test_int8_weights_become_floating_point_again(tmp_path: Path) -> None:
     x = helper.make_tensor_value_info("x", TensorProto.INT8, [1, 2])
     y = helper.make_tensor_value_info("y", TensorProto.INT32, [1, 3])
     onnx.save(helper.make_model(helper.make_graph([node], "g", [x], [y], stored)), tmp_path / "m.onnx")
-    state = dict(image.dequantised(tmp_path / "m.onnx"))
+    state = dict(embedded.dequantised(tmp_path / "m.onnx"))
     assert set(state) == {"vision_model.embeddings.class_embedding", "vision_model.encoder.layers.0.mlp.fc1.weight"}
     weight = state["vision_model.encoder.layers.0.mlp.fc1.weight"]
     assert weight.tolist() == [[0.5, 63.5], [-0.75, -0.25], [6.0, -256.0]]
@@ -56,42 +55,25 @@ def test_offline_and_never_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("damage", ["cut off", "other tensors"])
-def test_a_damaged_cache_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+def test_a_damaged_cache_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
     monkeypatch.setenv("USETTA_CACHE", str(tmp_path))
-    path = image.weights_path()
+    path = embedded.image_weights_path()
     path.parent.mkdir()
     if damage == "cut off":
         path.write_bytes(b"\x10")
     else:
         save_file({"a": torch.zeros(1)}, path)
     with pytest.raises(ModelError, match="is damaged .*: remove it and run `usetta models pull embedded`"):
-        load_model("embedded")
-
-
-def test_auto_prefers_clip_and_says_when_it_is_not_to_be_had(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def load(name: str, **settings: object) -> str:
-        if name == builtin.PREFERRED and not reachable:
-            raise ModelError("the hub cannot be reached")
-        return name
-
-    monkeypatch.setattr(builtin, "load_model", load)
-    reachable = True
-    assert load_model("auto") == "ViT-B-16"  # type: ignore[comparison-overlap]
-    assert caplog.text == ""
-    reachable = False
-    assert load_model("auto") == "embedded"  # type: ignore[comparison-overlap]
-    assert "CLIP ViT-B-16 is neither in the cache nor to be downloaded: using the embedded model" in caplog.text
+        load_model("embedded", device="cpu")
 
 
 def test_what_ships_is_small() -> None:
-    for part in text.read_config()["parts"]:
-        assert (Path(text.__file__).parent / part).stat().st_size < 5_000_000
+    for part in embedded.read_text_config()["parts"]:
+        assert (Path(embedded.__file__).parent / part).stat().st_size < 5_000_000
 
 
 def test_the_text_tower_is_the_one_that_was_trained(model: CLIP) -> None:
-    config = text.read_config()
+    config = embedded.read_text_config()
     assert model.text.width == config["width"]
     assert model.logit_scale == config["logit_scale"]
     assert model.text.causal
@@ -101,25 +83,25 @@ def test_the_text_tower_is_the_one_that_was_trained(model: CLIP) -> None:
 
 
 @pytest.mark.slow
-def test_its_image_features_are_clip_s(model: CLIP, shared: Path) -> None:
+def test_its_image_features_are_clip_s(model: CLIP, real_images: Path, reference_files: Path) -> None:
     """Against features that other code computed in bfloat16.
 
     Most agree to 0.999, a few only to 0.98 or less, for a reason that is not known: so this catches a wrong tower or
     wrong pixels, not small errors. Exactness is what the parity tests are for.
     """
-    stored = load_file(shared / "views" / "views_b16.safetensors")["pets_features"][:8, 0].float()
-    rows = json.loads((shared / "views" / "views_b16.json").read_text())["pets"]["rows"][:8]
-    items = json.loads((shared / "data" / "oxford_pets" / "manifest.json").read_text())["items"]
-    ours = [_weak_features(model, shared / "data" / "oxford_pets" / items[row][0]) for row in rows]
+    stored = load_file(reference_files / "views" / "views_b16.safetensors")["pets_features"][:8, 0].float()
+    rows = json.loads((reference_files / "views" / "views_b16.json").read_text())["pets"]["rows"][:8]
+    items = json.loads((real_images / "oxford_pets" / "manifest.json").read_text())["items"]
+    ours = [_weak_features(model, real_images / "oxford_pets" / items[row][0]) for row in rows]
     cosines = torch.cosine_similarity(torch.cat(ours), stored)
     assert cosines.min() > 0.98
     assert cosines.median() > 0.995
 
 
 @pytest.mark.slow
-def test_zero_shot_on_real_images(model: CLIP, shared: Path) -> None:
+def test_zero_shot_on_real_images(model: CLIP, real_images: Path) -> None:
     """Two pets of each breed: a fraction of the whole, which docs/embedded.md reports."""
-    folder = shared / "data" / "oxford_pets"
+    folder = real_images / "oxford_pets"
     items = json.loads((folder / "manifest.json").read_text())["items"]
     names = [name for _, name in sorted({(label, name) for _, label, name, _ in items})]
     chosen = [item for i, item in enumerate(items) if i % 5 == 0]

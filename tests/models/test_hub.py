@@ -9,7 +9,7 @@ import pytest
 
 from models.fake_hub import COMMIT, REPO, Hub, go_online
 from models.tiny import TINY_VIT
-from usetta.models import ModelError, hub, load_model, registry
+from usetta.models import ModelError, hub, load_model, register_model, registry
 from usetta.models.checkpoints import save_model
 from usetta.models.clip import CLIP
 from usetta.models.config import ARCHITECTURES
@@ -108,7 +108,7 @@ def test_offline(tmp_path: Path) -> None:
     assert hub.download_optional(REPO, "weights.bin", cache_dir=tmp_path, offline=True) is None
 
 
-def test_no_network_is_told_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_network_is_reported_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     go_online(monkeypatch, "http://127.0.0.1:9")  # the port that discards: nothing listens there
     start = time.monotonic()
     with pytest.raises(
@@ -139,15 +139,21 @@ def test_model_by_hub_id(stocked: Hub, tiny_vit: CLIP, tmp_path: Path) -> None:
     assert again.fingerprint == model.fingerprint
 
 
-def test_model_of_the_table(stocked: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    published = registry.Published("Tiny", REPO, "open_clip_model.safetensors", "quick_gelu", "for tests")
+def test_published_model(
+    stocked: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     monkeypatch.setitem(ARCHITECTURES, "Tiny", TINY_VIT)
-    monkeypatch.setitem(registry.PUBLISHED, "Tiny", published)
+    register_model("Tiny", registry.published_clip("Tiny", REPO, "for tests"))
+    request.addfinalizer(lambda: registry.unregister_model("Tiny"))
     assert load_model("tiny", cache_dir=tmp_path).name == "Tiny"
     (row,) = [row for row in registry.list_models(tmp_path) if row.name == "Tiny"]
     assert row == registry.ModelRow("Tiny", "Tiny", REPO, "for tests", cached=True)
     with pytest.raises(ModelError, match="contradictory: the caller says gelu"):
         load_model("tiny", activation="gelu", cache_dir=tmp_path)
+    (config,) = tmp_path.glob("**/snapshots/*/open_clip_config.json")
+    config.unlink()
+    go_online(monkeypatch, "http://127.0.0.1:9")  # weights in the cache are enough, whatever is missing beside them
+    assert load_model("tiny", cache_dir=tmp_path).name == "Tiny"
 
 
 def test_repository_without_weights(server: Hub, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Parts of a batch have cores of their own, and nothing but the time they take depends on it."""
+"""Chunks of a batch have cores of their own, and nothing but the time they take depends on it."""
 
 import threading
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def three_threads() -> Iterator[None]:
 
 
 class Watched:
-    """Doubles rows, and tells in whose thread, of how many, and with how many cores."""
+    """Doubles rows, and records their number, whether in the main thread, and with how many cores."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, bool, int]] = []
@@ -42,7 +42,7 @@ class Watched:
     ("rows", "sizes"),
     [(64, [4] * 10 + [3] * 8), (12, [4, 4, 4]), (13, [3, 2, 2, 2, 2, 2]), (7, [3, 2, 2]), (2, [1, 1])],
 )
-def test_parts_are_dealt_evenly_to_cores(rows: int, sizes: list[int]) -> None:
+def test_chunks_are_spread_evenly_over_cores(rows: int, sizes: list[int]) -> None:
     work, numbers = Watched(), torch.arange(float(rows))[:, None]
     assert torch.equal(map_chunks(work, numbers, CPU), 2 * numbers)
     assert work.sizes == sizes
@@ -63,7 +63,7 @@ def test_one_image_has_all_cores(rows: int) -> None:
     assert work.calls == [(rows, True, 3)]
 
 
-def test_a_single_core_and_a_gpu_take_part_after_part() -> None:
+def test_a_single_core_and_a_gpu_take_one_chunk_after_another() -> None:
     torch.set_num_threads(1)
     on_cpu, on_gpu = Watched(), Watched()
     map_chunks(on_cpu, torch.zeros(9, 1), CPU)
@@ -96,7 +96,7 @@ def test_features_are_the_same() -> None:
     assert not several.requires_grad
 
 
-def test_an_error_is_about_all_pixels_not_about_those_of_a_lane() -> None:
+def test_an_error_is_about_all_pixels_not_about_a_chunk() -> None:
     with pytest.raises(ValueError, match=r"got \(10, 3, 16, 16\)"):
         disturbed(TINY_VIT).encode_images(torch.rand(10, 3, 16, 16))
     with pytest.raises(ValueError, match=r"got \(10, 3, 16, 16\)"):

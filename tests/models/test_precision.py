@@ -2,7 +2,9 @@
 
 import logging
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,13 +12,13 @@ from torch import Tensor, nn
 
 from models.tiny import TINY_RESNET, TINY_VIT, disturbed
 from usetta import Classifier
-from usetta.episode import encode, encode_together
 from usetta.models import ModelError, load_model
-from usetta.models.base import encode_whole_images
-from usetta.models.clip import CLIP, VisionTransformer
-from usetta.models.config import CLIPConfig
-from usetta.models.int8 import Int8VisionTransformer, _Int8Linear, _round, _scale, rotation
-from usetta.models.precision import computes_in_bf16, prepare
+from usetta.models.base import encode_views, encode_views_together
+from usetta.models.clip import CLIP, VisionTransformer, random_model
+from usetta.models.config import ARCHITECTURES, CLIPConfig, ViTConfig
+from usetta.models.int8 import Int8Blocks, Int8Linear, rotation, round_rows, scale_rows
+from usetta.models.precision import computes_in_bf16, prepare, resolve_device, resolve_precision
+from usetta.models.towers import TwoTowers
 
 
 def pixels_for(model: CLIP, n: int = 6) -> Tensor:
@@ -33,7 +35,7 @@ def cosines(config: CLIPConfig, precision: str, outlier: float = 1.0) -> Tensor:
     model.image_tower.ln_pre.weight.data[5] *= outlier
     before = model.encode_images(pixels_for(model))
     prepare(model, precision)
-    return (before * model.encode_images(pixels_for(model))).sum(dim=1)
+    return (before * (model.encode_crops or model.encode_images)(pixels_for(model))).sum(dim=1)
 
 
 @pytest.mark.parametrize("activation", ["quick_gelu", "gelu"])
@@ -59,13 +61,13 @@ def test_rotation_is_orthogonal_and_flat(width: int) -> None:
 
 def linear(weight: Tensor, bias: Tensor, x: Tensor, lowest: float | None = None) -> Tensor:
     """x @ weight.T + bias with 8-bit levels."""
-    layer = _Int8Linear(weight, bias, lowest)
+    layer = Int8Linear(weight, bias, lowest)
     if lowest is None:
-        levels, step = _round(x)
+        levels, step = round_rows(x)
     else:
         step = (x.amax(dim=1, keepdim=True) - lowest) / 255
         levels = ((x - lowest) / step + 0.5).to(torch.uint8)
-    return _scale(layer(levels), step, layer.bias)
+    return scale_rows(layer(levels), step, layer.bias)
 
 
 @pytest.mark.parametrize("lowest", [None, -0.27847])
@@ -100,7 +102,7 @@ def test_sums_are_exact(extreme: bool) -> None:
     if extreme:
         levels = 255 * (levels > 127)
         levels[0], levels[1] = 255, 0
-    layer = _Int8Linear(weight.double(), torch.zeros(32, dtype=torch.float64))
+    layer = Int8Linear(weight.double(), torch.zeros(32, dtype=torch.float64))
     assert torch.equal(layer.weight.long(), weight)
     assert torch.equal(layer(levels.to(torch.uint8)).long(), (levels - 128) @ weight.T)
 
@@ -112,26 +114,22 @@ def test_a_token_of_zeros_is_no_division_by_zero() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="PyTorch needs a C++ compiler for this")
-def test_a_compiled_tower_says_the_same() -> None:
-    model = disturbed(TINY_VIT)
-    pixels = pixels_for(model, 10)
+def test_a_compiled_tower_gives_the_same_features() -> None:
+    assert isinstance(TINY_VIT.vision, ViTConfig)
+    model = disturbed(replace(TINY_VIT, vision=replace(TINY_VIT.vision, layers=1)))  # each layer is compiled anew
+    pixels = pixels_for(model, 2)
     eager = model.encode_images(pixels)
     prepare(model, compiled=True)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        for count in (10, 1, 7):
-            torch.testing.assert_close(model.encode_images(pixels[:count]), eager[:count], atol=1e-5, rtol=0)
-    finally:
-        torch.set_num_threads(threads)
+    torch.testing.assert_close(model.encode_images(pixels), eager, atol=1e-5, rtol=0)
 
 
-def test_int8_features_do_not_depend_on_company() -> None:
+def test_int8_features_do_not_depend_on_the_batch() -> None:
     model = disturbed(TINY_VIT)
     prepare(model, "int8")
+    assert model.encode_crops is not None
     pixels = pixels_for(model, 6)
-    together = model.encode_images(pixels)
-    alone = torch.cat([model.encode_images(each[None]) for each in pixels])
+    together = model.encode_crops(pixels)
+    alone = torch.cat([model.encode_crops(crop[None]) for crop in pixels])
     torch.testing.assert_close(together, alone, atol=2e-3, rtol=0)
     assert (together * alone).sum(dim=1).min() > 0.99999
 
@@ -141,21 +139,17 @@ def test_int8_is_for_crops_only() -> None:
     pixels = pixels_for(model)
     exact = model.encode_images(pixels)
     prepare(model, "int8")
-    assert isinstance(model.image_tower, Int8VisionTransformer)
-    assert sum(each.dtype == torch.int8 for each in model.state_dict().values()) == 4 * len(model.image_tower.blocks)
-    rough = model.encode_images(pixels)
+    assert isinstance(model.int8_blocks, Int8Blocks)
+    weights = [tensor for tensor in model.state_dict().values() if tensor.dtype == torch.int8]
+    assert len(weights) == 4 * len(model.int8_blocks.blocks)
+    assert model.encode_crops is not None
+    rough = model.encode_crops(pixels)
     assert not torch.allclose(rough, exact, atol=1e-4, rtol=0)
-    torch.testing.assert_close(encode_whole_images(model, pixels), exact)
-    torch.testing.assert_close(encode(model, pixels), torch.cat([exact[:1], rough[1:]]), atol=2e-3, rtol=0)
-    together = encode_together(model, [pixels[:3], pixels[3:]])
-    torch.testing.assert_close(torch.stack([each[0] for each in together]), exact[[0, 3]])
-
-
-def test_later_stages_of_adaptive_views_hold_no_image() -> None:
-    model = disturbed(TINY_VIT)
-    prepare(model, "int8")
-    pixels = pixels_for(model)
-    torch.testing.assert_close(encode(model, pixels, weak=0), model.encode_images(pixels))
+    assert torch.equal(model.encode_images(pixels), exact)
+    torch.testing.assert_close(encode_views(model, pixels), torch.cat([exact[:1], rough[1:]]), atol=2e-3, rtol=0)
+    assert torch.equal(encode_views(model, pixels, weak=0), rough)  # a later stage of adaptive views
+    together = encode_views_together(model, [pixels[:3], pixels[3:]])
+    torch.testing.assert_close(torch.stack([features[0] for features in together]), exact[[0, 3]])
 
 
 def test_text_stays_as_it_is() -> None:
@@ -168,15 +162,15 @@ def test_text_stays_as_it_is() -> None:
         assert model.encode_images(pixels_for(model)).dtype == torch.float32
 
 
-def test_fingerprints_tell_precisions_apart() -> None:
-    found = []
+def test_fingerprints_of_precisions_differ() -> None:
+    fingerprints = set()
     for precision in ("fp32", "bf16", "int8"):
         model = disturbed(TINY_VIT)
-        assert model.fingerprint  # and does not keep it
+        assert model.fingerprint  # which must not outlast the change
         prepare(model, precision)
         assert model.precision == precision
-        found.append(model.fingerprint)
-    assert len(set(found)) == 3
+        fingerprints.add(model.fingerprint)
+    assert len(fingerprints) == 3
 
 
 def test_int8_refuses_what_it_cannot_do() -> None:
@@ -186,7 +180,7 @@ def test_int8_refuses_what_it_cannot_do() -> None:
     prepare(model, "int8")
     with pytest.raises(ValueError, match="TTL tunes the image tower, which it cannot do in int8"):
         Classifier(["cat", "dog"], model, "ttl")
-    with pytest.raises(ModelError, match="int8 is not for torch.compile"):
+    with pytest.raises(ModelError, match="int8 cannot be combined with torch.compile"):
         prepare(disturbed(TINY_VIT), "int8", compiled=True)
 
 
@@ -196,26 +190,32 @@ def test_fp16_is_for_gpus() -> None:
 
 
 def test_unknown_precision() -> None:
-    with pytest.raises(ValueError, match="unknown precision 'fp8'; known are fp32, bf16, fp16, int8"):
+    with pytest.raises(ValueError, match="unknown precision 'fp8'; known are auto, fp32, bf16, fp16, int8"):
         load_model("ViT-B-16", weights="random", precision="fp8")
 
 
-def test_slow_bf16_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_slow_bf16_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     for supported in (True, False):
-        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda s=supported: s, raising=False)
+        monkeypatch.setattr("usetta.models.precision.computes_in_bf16", lambda s=supported: s)
         with caplog.at_level(logging.WARNING, logger="usetta"):
             prepare(disturbed(TINY_VIT), "bf16")
         assert ("no instructions for bf16" in caplog.text) is not supported
-    monkeypatch.setattr(torch.ops, "mkldnn", object())  # a PyTorch that is built without oneDNN
+
+
+def test_only_a_pytorch_with_onednn_can_have_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    for supported in (True, False):
+        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda s=supported: s, raising=False)
+        assert computes_in_bf16() is supported
+    monkeypatch.setattr(torch.ops, "mkldnn", object())
     assert not computes_in_bf16()
 
 
 def test_compiling_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    compiled = []
     monkeypatch.setattr(torch, "compile", lambda function: function)
-    monkeypatch.setattr(nn.Module, "compile", lambda self: asked.append(type(self)))
+    monkeypatch.setattr(nn.Module, "compile", lambda self: compiled.append(type(self)))
     prepare(disturbed(TINY_VIT), compiled=True)
-    assert asked == [VisionTransformer]
+    assert compiled == [VisionTransformer]
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,14 +231,90 @@ def test_a_model_of_ones_own_is_left_alone() -> None:
     class Own:
         name = "own"
 
-    prepare(Own())  # type: ignore[arg-type]
+    for precision in ("fp32", "auto"):
+        prepare(Own(), precision)  # type: ignore[arg-type]
     with pytest.raises(ModelError, match="own brings its own image tower"):
         prepare(Own(), "bf16")  # type: ignore[arg-type]
 
 
+# The device and precision that "auto" stands for
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Pretends that this machine has such a GPU or CPU."""
+
+    def pretend(*, cuda: bool = False, mps: bool = False, bf16: bool = False) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+        monkeypatch.setattr("usetta.models.precision.computes_in_bf16", lambda: bf16)
+
+    return pretend
+
+
+@pytest.mark.parametrize(
+    ("cuda", "mps", "bf16", "device", "precision"),
+    [
+        (True, True, True, "cuda", "fp16"),
+        (True, False, False, "cuda", "fp16"),
+        (False, True, True, "mps", "fp32"),
+        (False, False, True, "cpu", "bf16"),
+        (False, False, False, "cpu", "fp32"),
+    ],
+)
+def test_auto(machine: Callable[..., None], cuda: bool, mps: bool, bf16: bool, device: str, precision: str) -> None:
+    machine(cuda=cuda, mps=mps, bf16=bf16)
+    assert resolve_device("auto") == resolve_device(None) == torch.device(device)
+    assert resolve_precision("auto", torch.device(device)) == precision
+    for chosen in ("fp32", "bf16", "int8"):
+        assert resolve_precision(chosen, torch.device(device)) == chosen
+
+
+def test_a_device_that_was_named_is_taken_or_refused(machine: Callable[..., None]) -> None:
+    machine(cuda=True)
+    assert resolve_device("cpu") == resolve_device(torch.device("cpu")) == torch.device("cpu")
+    with pytest.raises(ModelError, match="this machine has no device 'xpu:99': "):
+        resolve_device("xpu:99")
+    with pytest.raises(ValueError, match="unknown precision 'half'"):
+        resolve_precision("half", torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("bf16", "precision"), [(True, "bf16"), (False, "fp32")])
+def test_a_model_shows_what_auto_chose(
+    machine: Callable[..., None], tiny_checkpoint: Path, bf16: bool, precision: str
+) -> None:
+    machine(bf16=bf16)
+    model = load_model(str(tiny_checkpoint))
+    assert isinstance(model, CLIP)
+    assert (model.device, model.precision) == (torch.device("cpu"), precision)
+    assert model.text.token_embedding.weight.dtype == torch.float32
+
+
+def test_auto_leaves_other_image_towers_in_fp32(machine: Callable[..., None]) -> None:
+    class Adapter(TwoTowers):
+        def image_features(self, pixels: Tensor) -> Tensor:
+            features: Tensor = self.image_tower(pixels.mean(dim=(2, 3)))
+            return features
+
+        def describe(self) -> str:
+            return "adapter"
+
+    machine(bf16=True)
+    half = (0.5, 0.5, 0.5)
+    model = Adapter(name="adapter", embed_dim=2, image_size=8, mean=half, std=half, logit_scale=1.0)
+    model.image_tower = nn.Linear(3, 2)
+    prepare(model, "auto")  # type: ignore[arg-type]
+    assert model.precision == "fp32"
+    prepare(model, "bf16")  # type: ignore[arg-type]
+    assert model.precision == "bf16"
+
+
 @pytest.mark.slow
 def test_a_tower_of_full_size_agrees() -> None:
-    with pytest.warns(UserWarning, match="random weights"):
-        exact, small = (load_model("ViT-B-32", weights="random", precision=each) for each in ("fp32", "int8"))
-    pixels = torch.randint(0, 256, (2, 3, 224, 224), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    assert (exact.encode_images(pixels) * small.encode_images(pixels)).sum(dim=1).min() > 0.999
+    config = ARCHITECTURES["ViT-B-32"]
+    model = random_model(replace(config, text=TINY_VIT.text), name="full size")
+    pixels = pixels_for(model, 2)
+    exact = model.encode_images(pixels)
+    prepare(model, "int8")
+    assert model.encode_crops is not None
+    assert (exact * model.encode_crops(pixels)).sum(dim=1).min() > 0.999

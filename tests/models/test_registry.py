@@ -3,18 +3,29 @@
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from models.fake_hub import REPO, Hub, go_online
 from models.tiny import TINY_VIT
-from usetta.models import ModelError, list_models, load_model, registry
+from usetta.models import (
+    LoadOptions,
+    ModelEntry,
+    ModelError,
+    embedded,
+    list_models,
+    load_model,
+    register_model,
+    registry,
+)
 from usetta.models.checkpoints import export_state, save_model
 from usetta.models.clip import CLIP
 from usetta.models.config import ARCHITECTURES
-from usetta.models.registry import Registered, canonical_name
+from usetta.models.registry import canonical_name
 
 
 @pytest.fixture
@@ -46,7 +57,7 @@ def test_spellings(spelling: str, name: str | None) -> None:
         ("ViT-B-61", r"unknown model 'ViT-B-61'; did you mean 'ViT-B-16'\?"),
         ("ViT-B/61", r"unknown model 'ViT-B/61'; did you mean 'ViT-B-16'\?"),
         ("RN5", r"unknown model 'RN5'; did you mean 'RN50'\?"),
-        ("gpt", r"unknown model 'gpt' \(known: .*ViT-B-32, .*RN50, a hub id or a file\)"),
+        ("gpt", r"unknown model 'gpt'; known: auto, embedded, ViT-B-32, .*RN50, a hub id or a file"),
         ("./no.pt", r"no\.pt does not exist"),
         ("no.safetensors", r"no\.safetensors does not exist"),
         ("RN101", r"no weights are known for RN101: use a file"),
@@ -98,20 +109,23 @@ def test_weights_need_an_architecture() -> None:
         load_model("openai/clip", weights="random")
 
 
-def test_registered_models(monkeypatch: pytest.MonkeyPatch, tiny_vit: CLIP, tmp_path: Path) -> None:
-    asked = {}
+def test_registered_models(tiny_vit: CLIP, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    received = []
 
-    def load(**options: object) -> CLIP:
-        asked.update(options)
+    def load(options: LoadOptions) -> CLIP:
+        received.append(options)
         return tiny_vit
 
-    monkeypatch.setattr(registry, "_REGISTERED", {})
-    registry.register("pocket", Registered(load, "tiny", "this test", "fits anywhere", lambda: True))
-    assert load_model("Pocket", device="cpu", cache_dir=tmp_path, offline=True) is tiny_vit
-    assert asked == {"device": "cpu", "cache_dir": tmp_path, "offline": True}
-    assert list_models(tmp_path)[0] == registry.ModelRow("pocket", "tiny", "this test", "fits anywhere", cached=True)
+    register_model("pocket", ModelEntry(load, "tiny", "this test", "fits anywhere", lambda folder: folder == tmp_path))
+    request.addfinalizer(lambda: registry.unregister_model("pocket"))
+    assert load_model("Pocket", device="cpu", cache_dir=tmp_path, offline=True, activation="gelu") is tiny_vit
+    assert received == [LoadOptions(torch.device("cpu"), tmp_path, offline=True, activation="gelu")]
+    assert list_models(tmp_path)[-1] == registry.ModelRow("pocket", "tiny", "this test", "fits anywhere", cached=True)
+    assert not list_models()[-1].cached
     with pytest.raises(ModelError, match=r"did you mean 'pocket'\?"):
         load_model("pokcet")
+    with pytest.raises(ValueError, match="there is already a model called 'vit_b16'"):
+        register_model("vit_b16", ModelEntry(load))
 
 
 def test_list_models(tmp_path: Path) -> None:
@@ -119,6 +133,8 @@ def test_list_models(tmp_path: Path) -> None:
     assert {"ViT-B-32", "ViT-B-16", "ViT-L-14", "ViT-L-14-336", "RN50"} <= set(rows)
     assert rows["ViT-B-16"].source == "timm/vit_base_patch16_clip_224.openai"
     assert not rows["ViT-B-16"].cached
+    assert not rows["RN50"].cached
+    assert "RN101" not in rows  # an architecture that nobody publishes weights for here
 
 
 def test_names_need_no_torch() -> None:
@@ -133,3 +149,56 @@ def test_device(tiny_name: str) -> None:
         model = load_model(tiny_name, weights="random", device="cuda")
     pixels = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
     assert model.encode_images(pixels).device.type == "cuda"
+
+
+# `auto`: CLIP, or the embedded model where CLIP cannot be had
+
+
+@pytest.fixture
+def small_clip(monkeypatch: pytest.MonkeyPatch, server: Hub, tiny_vit: CLIP, tmp_path: Path) -> Iterator[Hub]:
+    """The model that `auto` prefers is the tiny one, which the hub has; the embedded one is a name only."""
+    save_model(tiny_vit, tmp_path / "published")
+    server.files = {path.name: path.read_bytes() for path in (tmp_path / "published").iterdir()}
+    monkeypatch.setitem(ARCHITECTURES, "Tiny-8", TINY_VIT)
+    monkeypatch.setattr(registry, "PREFERRED", "Tiny-8")
+    monkeypatch.setattr(embedded, "load", lambda log, offline: tiny_vit)
+    register_model("Tiny-8", registry.published_clip("Tiny-8", REPO, "for tests"))
+    yield server
+    registry.unregister_model("Tiny-8")
+
+
+def test_auto_is_clip_where_the_hub_or_the_cache_has_it(
+    small_clip: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert load_model("auto", cache_dir=tmp_path).name == "Tiny-8"
+    assert load_model("auto", cache_dir=tmp_path, offline=True).name == "Tiny-8"
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_auto_says_in_one_line_that_it_is_the_embedded_model(
+    small_clip: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, offline: bool
+) -> None:
+    go_online(monkeypatch, "http://127.0.0.1:9")  # nothing listens there
+    assert load_model("auto", cache_dir=tmp_path, offline=offline).name == "tiny"
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "so the embedded model is used" in record.message
+    assert "`usetta models pull Tiny-8`" in record.message
+    with pytest.raises(ModelError, match="is not in the cache"):  # a model that was named is never replaced
+        load_model("Tiny-8", cache_dir=tmp_path, offline=offline)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(b"tampered", "is corrupt|was cut off"), (None, "is damaged, perhaps cut off")]
+)
+def test_auto_does_not_hide_that_clip_s_weights_are_damaged(
+    small_clip: Hub, tmp_path: Path, content: bytes | None, message: str
+) -> None:
+    file = "open_clip_model.safetensors"
+    if content is None:
+        small_clip.files[file] = b"published like that"
+    else:
+        small_clip.tampered[file] = content
+    with pytest.raises(ModelError, match=message):
+        load_model("auto", cache_dir=tmp_path)

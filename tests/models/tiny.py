@@ -4,9 +4,8 @@ import math
 
 import torch
 
-from usetta.models.clip import CLIP
+from usetta.models.clip import CLIP, random_model
 from usetta.models.config import CLIPConfig, ResNetConfig, TextConfig, ViTConfig
-from usetta.models.random_weights import random_model
 
 TINY_TEXT = TextConfig(width=32, layers=2, heads=2)
 TINY_VIT = CLIPConfig(24, ViTConfig(32, 8, width=48, layers=3, heads=3), TINY_TEXT)

@@ -1,7 +1,6 @@
 """Token ids equal those of OpenAI's `SimpleTokenizer` on more than 10 000 strings."""
 
 import json
-import os
 import random
 import unicodedata
 from collections.abc import Iterator
@@ -11,8 +10,6 @@ import pytest
 from reference import openai_module
 
 from usetta.models.tokenizer import END, START, CLIPTokenizer, default_tokenizer
-
-SHARED = Path(os.environ.get("USETTA_SHARED", Path(__file__).parents[3] / "shared"))
 
 PIECES = [
     "cat", "Photo", "DOG's", "it's", "they'RE", "we'll", "I'd", "can't", "I'm", "you've", "'s", "''t", "'ſ", "o'clock",
@@ -57,18 +54,16 @@ def _character(rng: random.Random) -> str:
             return character
 
 
-def shared_names() -> list[str]:
-    """Class names of the datasets that cannot be published, where they are at hand."""
-    if not SHARED.is_dir():
-        return []
-    lists = json.loads((SHARED / "align/names.json").read_text())
+def class_names(real_images: Path, reference_files: Path) -> list[str]:
+    """Class names of datasets that cannot be published."""
+    lists = json.loads((reference_files / "align/names.json").read_text())
     names = [name for group in lists.values() for name in group]
     names += [
         name
-        for group in json.loads((SHARED / "align/labelled_names.json").read_text()).values()
+        for group in json.loads((reference_files / "align/labelled_names.json").read_text()).values()
         for name in _leaves(group)
     ]
-    for manifest in sorted(SHARED.glob("data/*/manifest.json")):
+    for manifest in sorted(real_images.glob("*/manifest.json")):
         names += {item[2] for item in json.loads(manifest.read_text())["items"]}
     return names
 
@@ -91,10 +86,9 @@ def test_generated_strings() -> None:
 
 
 @pytest.mark.slow
-def test_class_names_of_the_data_sets() -> None:
-    names = shared_names()
-    if not names:
-        pytest.skip(f"{SHARED} is not there (set USETTA_SHARED)")
+def test_class_names_of_the_datasets(real_images: Path, reference_files: Path) -> None:
+    names = class_names(real_images, reference_files)
+    assert names
     assert_equal([f"a photo of a {name.replace('_', ' ')}." for name in names])
 
 

@@ -60,7 +60,9 @@ def openai_model(config: CLIPConfig) -> nn.Module:
 def test_features_equal_openai(name: str, tmp_path: Path) -> None:
     reference = openai_model(ARCHITECTURES[name])
     save_file(reference.state_dict(), tmp_path / "weights.safetensors")
-    model = load_model(name, weights=tmp_path / "weights.safetensors", activation="quick_gelu")
+    model = load_model(
+        name, weights=tmp_path / "weights.safetensors", activation="quick_gelu", device="cpu", precision="fp32"
+    )
     assert isinstance(model, CLIP)
 
     pixels = make_pixels(224)
@@ -95,7 +97,7 @@ def test_archives_as_openai_published_them(
     example = (normalised(pixels), ids)
     torch.jit.save(torch.jit.trace(reference, example, check_trace=False), tmp_path / "Tiny.pt")
 
-    model = load_model(str(tmp_path / "Tiny.pt"))
+    model = load_model(str(tmp_path / "Tiny.pt"), device="cpu", precision="fp32")
     assert isinstance(model, CLIP)
     assert model.config == config
     with torch.no_grad():
@@ -142,7 +144,7 @@ def test_features_equal_transformers(name: str, activation: str, layers: int, tm
     save_file(
         {key: tensor.contiguous() for key, tensor in reference.state_dict().items()}, tmp_path / "model.safetensors"
     )
-    model = load_model(str(tmp_path))
+    model = load_model(str(tmp_path), device="cpu", precision="fp32")
 
     pixels = make_pixels(224)
     ids = model.text.tokenize(TEXTS)

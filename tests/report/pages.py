@@ -5,9 +5,11 @@ from html.parser import HTMLParser
 import pytest
 from matplotlib.figure import Figure
 
-from usetta.report import figures
+from usetta.report import explain, figures
 
 VOID = frozenset({"br", "img", "meta"})
+DRAWINGS = (*((figures, name) for name in ("gains", "reliability", "skips", "cost")), (explain, "view_grid"))
+"""The functions that draw the figures of a report."""
 
 
 class Page(HTMLParser):
@@ -46,5 +48,5 @@ class Page(HTMLParser):
 
 def leave_figures_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing them takes longer than all the rest of a report."""
-    for name in ("gains", "reliability", "skips", "cost", "view_grid"):
-        monkeypatch.setattr(figures, name, lambda *_, **__: Figure(figsize=(1, 1)))
+    for module, name in DRAWINGS:
+        monkeypatch.setattr(module, name, lambda *_, **__: Figure(figsize=(1, 1)))

@@ -10,7 +10,7 @@ from usetta import methods
 from usetta.evaluate.metrics import FINE_GRAINED, GROUPS, IMAGENET, group_means
 from usetta.report import paper
 
-DATA_SETS = (*IMAGENET, *FINE_GRAINED)
+DATASETS = (*IMAGENET, *FINE_GRAINED)
 VIT = "ViT-B-16"
 
 
@@ -65,21 +65,21 @@ def test_tables_have_the_numbers_of_the_compiled_paper() -> None:
 def test_numbers_read_from_the_paper_by_eye(
     table: str, method: str, column: str, model: str, value: float, std: float | None
 ) -> None:
-    found = paper.number(table, method, column, model)
-    assert (found.value, found.std, found.table) == (value, std, table)
+    result = paper.number(table, method, column, model)
+    assert (result.value, result.std, result.table) == (value, std, table)
 
 
-def test_sizes_of_the_data_sets() -> None:
+def test_sizes_of_the_datasets() -> None:
     sizes = {row.name: row.values for row in paper.table("table-11").rows}
-    assert tuple(sizes) == DATA_SETS
+    assert tuple(sizes) == DATASETS
     assert sizes["imagenet-sketch"] == {"classes": 1000, "images": 50889}
     assert sum(values["images"] for values in sizes.values()) == 232_085
 
 
 def test_find_takes_the_first_table_that_reports_an_accuracy() -> None:
     def value(*args: str, **settings: bool) -> tuple[float, str] | None:
-        found = paper.find(*args, **settings)  # type: ignore[arg-type]
-        return found and (found.value, found.table)
+        result = paper.find(*args, **settings)  # type: ignore[arg-type]
+        return result and (result.value, result.table)
 
     assert value("tpt", "ucf101") == (68.38, "table-2")
     assert value("tpt", "ucf101", "RN50") == (60.59, "table-4")
@@ -111,11 +111,11 @@ def test_methods_are_written_as_in_our_grammar() -> None:
     assert len(written) == 25
 
 
-def test_columns_are_data_sets_and_their_means() -> None:
+def test_columns_are_datasets_and_their_means() -> None:
     for table in paper.tables():
         assert all(set(row.values) <= set(table.columns) for row in table.rows)
         if table.quantity in ("accuracy", "std"):
-            assert set(table.columns) <= {*DATA_SETS, *GROUPS}
+            assert set(table.columns) <= {*DATASETS, *GROUPS}
             assert all(set(row.values) == set(table.columns) for row in table.rows)
             assert all(
                 0 < value < 100 or table.quantity == "std" for row in table.rows for value in row.values.values()
@@ -125,11 +125,11 @@ def test_columns_are_data_sets_and_their_means() -> None:
 @pytest.mark.parametrize(
     ("model", "coop"), [(VIT, False), ("RN50", False), (VIT, True)], ids=["ViT-B-16", "RN50", "CoOp"]
 )
-def test_means_are_those_of_the_data_sets_up_to_rounding(model: str, coop: bool) -> None:
+def test_means_are_those_of_the_datasets_up_to_rounding(model: str, coop: bool) -> None:
     checked = 0
     for method in {row.method for table in paper.tables() for row in table.rows if row.method}:
-        numbers = {name: paper.find(method, name, model, coop=coop) for name in (*DATA_SETS, *GROUPS)}
-        values = {name: number.value for name, number in numbers.items() if number and name in DATA_SETS}
+        numbers = {name: paper.find(method, name, model, coop=coop) for name in (*DATASETS, *GROUPS)}
+        values = {name: number.value for name, number in numbers.items() if number and name in DATASETS}
         for group, mean in group_means(values).items():
             if mean is not None and (given := numbers[group]) is not None:
                 checked += 1
@@ -147,8 +147,10 @@ def test_standard_deviations_stand_beside_their_accuracies() -> None:
 
 
 def test_only_the_rows_that_are_probably_copied_are_suspicious() -> None:
-    found = {(table.id, row.method): row.suspicious for table in paper.tables() for row in table.rows if row.suspicious}
-    assert found == {
+    result = {
+        (table.id, row.method): row.suspicious for table in paper.tables() for row in table.rows if row.suspicious
+    }
+    assert result == {
         ("table-21", "uniform"): IMAGENET,
         ("table-21", "rce+uniform"): IMAGENET,
         ("table-6", "uniform"): ("in&o", "avg"),
@@ -269,9 +271,9 @@ def test_the_extractor_refuses_what_it_does_not_know(extractor: ModuleType) -> N
 
 
 def test_the_data_file_is_what_the_extractor_makes_of_the_paper(
-    extractor: ModuleType, shared: Path, capsys: pytest.CaptureFixture[str]
+    extractor: ModuleType, reference_files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (source,) = (shared / "paper").glob("*.txt")
+    (source,) = (reference_files / "paper").glob("*.txt")
     tables = extractor.read(source.read_text(encoding="utf-8"))
     extractor.add_deviations(tables)
     extractor.check(tables, print)

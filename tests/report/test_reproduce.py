@@ -1,43 +1,24 @@
 """The paper's tables and figures from runs whose answers are known."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from conftest import make_image
-from report.stores import answers, make_run
+from report.stores import answers, full, make_run
 from usetta import methods
 from usetta.data.benchmark import BENCHMARKS
-from usetta.evaluate.metrics import FINE_GRAINED, GROUPS, IMAGENET
-from usetta.evaluate.store import ResultRow, ShownViews, Store, ViewRecord
+from usetta.evaluate.metrics import FINE_GRAINED, IMAGENET
+from usetta.evaluate.store import Store
 from usetta.prompts import TEMPLATES
-from usetta.report import figures, paper
-from usetta.report.reproduce import ITEMS, Missing, as_figures, as_table, get, needed, sizes_table
+from usetta.report import paper
+from usetta.report.paper_figures import as_figures
+from usetta.report.reproduce import ITEMS, MissingResult, as_table, get, missing_results, sizes_table
 from usetta.report.tables import FORMATS, Cell, Table
 
-DATA_SETS = (*IMAGENET, *FINE_GRAINED)
+DATASETS = (*IMAGENET, *FINE_GRAINED)
 TABLES = [name for name in ITEMS if name.startswith("table")]
 FIGURES = [name for name in ITEMS if name.startswith("figure")]
-
-
-def share(number: int) -> str:
-    """Right and wrong answers to 20 images, `number` of them right."""
-    return "1" * number + "0" * (20 - number)
-
-
-def full(name: str, datasets: tuple[str, ...] = (), seeds: tuple[int, ...] = (0, 1)) -> list[ResultRow]:
-    """All rows that an item needs: method m is right on 5 + m images of a set, and on one more under seed 1."""
-    item = ITEMS[name]
-    return [
-        row
-        for dataset in datasets or item.datasets
-        for place, method in enumerate(item.methods)
-        for seed in seeds
-        for row in answers(dataset, method, share(5 + place + seed), seed=seed, seconds=0.1 * (1 + place))
-    ]
 
 
 def cells(table: Table, name: str) -> dict[str, Cell]:
@@ -55,7 +36,7 @@ def test_every_table_with_numbers_and_every_figure_with_results_is_there() -> No
 
 
 @pytest.mark.parametrize("item", ITEMS.values(), ids=lambda item: item.name)
-def test_items_name_methods_and_data_sets_as_the_library_does(item: Any) -> None:
+def test_items_name_methods_and_datasets_as_the_library_does(item: Any) -> None:
     assert all(methods.get(method).name == method for method in item.methods)
     assert len(set(item.methods)) == len(item.methods)
     assert set(item.datasets) <= {benchmark.name for benchmark in BENCHMARKS}
@@ -64,23 +45,49 @@ def test_items_name_methods_and_data_sets_as_the_library_does(item: Any) -> None
     assert (item.methods == ()) == (item.seeds == ()) == (item.models == ())
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_tables_need_what_their_rows_and_columns_say(name: str) -> None:
-    item, source = ITEMS[name], paper.table(name)
-    assert list(item.methods) == [row.method for row in source.rows if row.method]
-    known = {*item.datasets, *GROUPS, "seconds", "gigabytes", "gain", "classes", "images"}
-    assert set(source.columns) <= known
-    assert (item.coop, item.ensemble) == (source.coop, source.ensemble)
-    wanted = {
-        "in&o": IMAGENET,
-        "ood": IMAGENET,
-        "fgvc": FINE_GRAINED,
-        "avg": DATA_SETS,
-        **{name: (name,) for name in DATA_SETS},
-    }
-    if item.kind != "size":
-        assert set(item.datasets) == {each for column in source.columns for each in wanted.get(column, ())}
-    assert item.datasets == tuple(name for name in DATA_SETS if name in item.datasets)
+TAKES = {
+    "table-1": (12, IMAGENET),
+    "table-2": (12, FINE_GRAINED),
+    "table-3": (11, IMAGENET),
+    "table-4": (11, FINE_GRAINED),
+    "table-5": (12, DATASETS),
+    "table-6": (9, DATASETS),
+    "table-7": (8, DATASETS),
+    "table-8": (3, DATASETS),
+    "table-9": (5, DATASETS),
+    "table-10": (11, FINE_GRAINED),
+    "table-11": (0, DATASETS),
+    "table-12": (2, IMAGENET),
+    "table-13": (2, FINE_GRAINED),
+    "table-15": (11, IMAGENET),
+    "table-16": (10, IMAGENET),
+    "table-17": (11, FINE_GRAINED),
+    "table-18": (10, FINE_GRAINED),
+    "table-19": (12, IMAGENET),
+    "table-20": (12, FINE_GRAINED),
+    "table-21": (9, IMAGENET),
+    "table-22": (9, FINE_GRAINED),
+    "table-23": (8, IMAGENET),
+    "table-24": (8, FINE_GRAINED),
+}
+"""How many methods a table of the paper compares, and on which datasets."""
+
+
+def test_tables_take_the_methods_and_datasets_that_the_paper_shows() -> None:
+    assert {name: (len(ITEMS[name].methods), ITEMS[name].datasets) for name in TABLES} == TAKES
+    assert [name for name in TABLES if ITEMS[name].coop] == ["table-5", "table-19", "table-20"]
+    assert [name for name in TABLES if ITEMS[name].ensemble] == ["table-9"]
+    assert [name for name in TABLES if ITEMS[name].models == ("RN50",)] == [
+        "table-3",
+        "table-4",
+        "table-16",
+        "table-18",
+    ]
+    assert ITEMS["table-7"].methods == (
+        *("tpt", "tpt+se", "c-tpt", "c-tpt+se"),
+        *("r-tpt", "r-tpt+se", "sts", "sts+se"),
+    )
+    assert ITEMS["table-8"].methods == ("se:rescaling=root", "se:rescaling=square", "se")
 
 
 def test_settings_of_the_figures_are_those_of_the_paper() -> None:
@@ -120,20 +127,24 @@ def test_needed_is_what_is_not_there_or_only_in_part(tmp_path: Path) -> None:
         *answers("imagenet", "clip", "11111"),
     ]
     with make_run(tmp_path, rows) as store:
-        assert len(needed(item, store)) == 5 * 2 * 2
-        first = [each for each in needed(item, store, seeds=(0,), images={"imagenet": 4}) if each.dataset == "imagenet"]
-        assert first == [Missing("imagenet", "tpt-rce", 0)]
-        both = [each for each in needed(item, store, images={"imagenet": 4}) if each.dataset == "imagenet"]
-        assert both == [Missing("imagenet", "tpt-rce", 0), Missing("imagenet", "tpt-rce", 1)]
+        assert len(missing_results(item, store)) == 5 * 2 * 2
+        first = [
+            each
+            for each in missing_results(item, store, seeds=(0,), images={"imagenet": 4})
+            if each.dataset == "imagenet"
+        ]
+        assert first == [MissingResult("imagenet", "tpt-rce", 0)]
+        both = [each for each in missing_results(item, store, images={"imagenet": 4}) if each.dataset == "imagenet"]
+        assert both == [MissingResult("imagenet", "tpt-rce", 0), MissingResult("imagenet", "tpt-rce", 1)]
         store.add(answers("imagenet", "tpt-rce", "1111"))
-        assert Missing("imagenet", "tpt-rce", 0) not in needed(item, store, images={"imagenet": 4})
+        assert MissingResult("imagenet", "tpt-rce", 0) not in missing_results(item, store, images={"imagenet": 4})
     with make_run(tmp_path / "full", full("table-12")) as store:
-        assert needed(item, store) == []
-        assert len(needed(item, store, seeds=(2,))) == 10
-        assert len(needed(item, store, images={"imagenet": 21})) == 4
+        assert missing_results(item, store) == []
+        assert len(missing_results(item, store, seeds=(2,))) == 10
+        assert len(missing_results(item, store, images={"imagenet": 21})) == 4
 
 
-def test_a_table_of_data_sets_and_their_mean(tmp_path: Path) -> None:
+def test_a_table_of_datasets_and_their_mean(tmp_path: Path) -> None:
     table = as_table(ITEMS["table-1"], make_run(tmp_path, [*full("table-1"), *answers("dtd", "clip", "1")]))
     assert [column.name for column in table.columns] == list(paper.table("table-1").columns)
     assert [row.name for row in table.rows] == list(ITEMS["table-1"].methods)
@@ -147,26 +158,56 @@ def test_a_table_of_data_sets_and_their_mean(tmp_path: Path) -> None:
     assert cells(table, "r-tpt")["imagenet"].paper_notes == ()  # a doubt about the last digit only
 
 
-@pytest.mark.parametrize("name", [name for name in TABLES if ITEMS[name].kind in ("accuracy", "std")])
-def test_every_table_has_the_papers_rows_columns_and_numbers(tmp_path: Path, name: str) -> None:
-    item, source = ITEMS[name], paper.table(name)
-    templates = TEMPLATES["ensemble"] if item.ensemble else ["a photo of a {}."]
-    store = make_run(
-        tmp_path, full(name), model=item.models[0], templates=templates, context="sha256" if item.coop else None
-    )
-    table = as_table(item, store)
-    assert [column.name for column in table.columns] == list(source.columns)
-    for place, (ours, theirs) in enumerate(zip(table.rows, source.rows, strict=True)):
-        assert ours.name == theirs.method
-        assert ours.paper_notes == ()
-        for column in source.columns:
-            assert ours.cells[column].paper == theirs.values[column]
-            value = 2.5 if item.kind == "std" else 27.5 + 5 * place
-            assert ours.cells[column].value == pytest.approx(value)
-    assert len(table.notes) == 1  # on the seeds
+@pytest.mark.parametrize(
+    ("name", "settings", "method", "row"),
+    [
+        (
+            "table-3",
+            {"model": "RN50"},
+            "sts",  # the tenth of eleven methods: 14 and 15 of 20 images
+            {
+                "imagenet": (72.5, 59.69),
+                "imagenet-a": (72.5, 32.15),
+                "imagenet-v2": (72.5, 53.88),
+                "imagenet-r": (72.5, 57.51),
+                "imagenet-sketch": (72.5, 34.69),
+                "in&o": (72.5, 47.58),
+                "ood": (72.5, 44.56),
+            },
+        ),
+        ("table-5", {"context": "sha256"}, "ttl", {"in&o": (62.5, 66.09), "fgvc": (62.5, 63.99), "avg": (62.5, 65.04)}),
+        (
+            "table-9",
+            {"templates": TEMPLATES["ensemble"]},
+            "se",
+            {"in&o": (47.5, 65.73), "fgvc": (47.5, 65.49), "avg": (47.5, 65.61)},
+        ),
+        (
+            "table-16",  # standard deviations
+            {"model": "RN50"},
+            "use",
+            {
+                "imagenet": (2.5, 0.04),
+                "imagenet-a": (2.5, 0.25),
+                "imagenet-v2": (2.5, 0.12),
+                "imagenet-r": (2.5, 0.02),
+                "imagenet-sketch": (2.5, 0.0),
+            },
+        ),
+    ],
+)
+def test_a_row_has_our_number_and_the_papers_in_every_column(
+    tmp_path: Path, name: str, settings: dict[str, Any], method: str, row: dict[str, tuple[float, float]]
+) -> None:
+    table = as_table(ITEMS[name], make_run(tmp_path, full(name), **settings))
+    assert {column: (cell.value, cell.paper) for column, cell in cells(table, method).items()} == {
+        column: (pytest.approx(ours), theirs) for column, (ours, theirs) in row.items()
+    }
+    assert table.notes in (("mean ± standard deviation over seeds 0, 1",), ("standard deviation over seeds 0, 1",))
+    assert all(row.paper_notes == () for row in table.rows)  # model and prompt are the paper's
 
 
-def test_doubts_about_the_papers_numbers_are_told(tmp_path: Path) -> None:
+def test_doubts_about_the_papers_numbers_are_notes(tmp_path: Path) -> None:
     table = as_table(ITEMS["table-21"], make_run(tmp_path, full("table-21")))
     assert cells(table, "uniform")["imagenet"].paper_notes == ("the paper has the same numbers for rce+uniform",)
     assert cells(table, "se")["imagenet"].paper_notes == ()
@@ -188,7 +229,7 @@ def test_what_is_absent_is_a_dash_and_named(tmp_path: Path) -> None:
     assert [column.heading for column in table.columns][-2:] == ["Food101", "FGVC"]
 
 
-def test_a_table_of_means_goes_on_with_the_data_sets_that_are_there(tmp_path: Path) -> None:
+def test_a_table_of_means_goes_on_with_the_datasets_that_are_there(tmp_path: Path) -> None:
     table = as_table(ITEMS["table-6"], make_run(tmp_path, full("table-6", ("dtd", "imagenet-a"))))
     assert [column.name for column in table.columns] == ["in&o", "fgvc", "avg", "imagenet-a", "dtd"]
     uniform = cells(table, "uniform")
@@ -214,7 +255,7 @@ def test_a_run_with_nothing_for_a_table_is_no_error(tmp_path: Path, name: str) -
     source = paper.table(name)
     assert len(table.rows) == len(source.rows)
     assert all(cell.value is None for row in table.rows for cell in row.cells.values())
-    assert any("yet: " in note or "not there: " in note for note in table.notes)
+    assert any(note.startswith(("no results yet: ", "missing: ")) for note in table.notes)
     for render in FORMATS.values():
         assert render(table)
 
@@ -248,151 +289,19 @@ def test_cost_and_accuracy(tmp_path: Path) -> None:
     assert {row.section for row in table.rows} == {""}
 
 
-def test_sizes_of_the_data_sets_that_are_there(tmp_path: Path) -> None:
+def test_sizes_of_the_datasets_that_are_there(tmp_path: Path) -> None:
     table = sizes_table({"pets": (3669, 37), "dtd": (1690, 47)})
-    assert [row.name for row in table.rows] == list(DATA_SETS)
+    assert [row.name for row in table.rows] == list(DATASETS)
     assert cells(table, "pets") == {"classes": Cell(37, paper=37), "images": Cell(3669, paper=3669)}
     assert cells(table, "dtd")["images"].difference == -2
     assert cells(table, "cars")["images"] == Cell(paper=8041)
     assert table.corner == "dataset"
-    assert table.notes[0].startswith("not there: ImageNet, ImageNet-A")
+    assert table.notes[0].startswith("missing: ImageNet, ImageNet-A")
     own = {"pets": {"family": "other"}}
     rows = [*answers("dtd", "clip", "1"), *answers("pets", "clip", "1")]
     stored = as_table(ITEMS["table-11"], make_run(tmp_path, rows, sets=own))
     assert cells(stored, "dtd")["images"].value == 1692
     assert cells(stored, "pets")["images"].value is None
-
-
-Drawn = list[tuple[tuple[Any, ...], dict[str, Any]]]
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
-    """The arguments of every figure that is drawn."""
-    calls: Drawn = []
-
-    def watched(draw: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*given: Any, **named: Any) -> Any:
-            calls.append((given, named))
-            return draw(*given, **named)
-
-        return call
-
-    for name in ("gains", "beta_strategies", "skips", "steps", "gamma_sweep"):
-        monkeypatch.setattr(figures, name, watched(getattr(figures, name)))
-    return calls
-
-
-def test_figure_2_shows_gains_over_the_weak_view(tmp_path: Path, drawn: Drawn) -> None:
-    found = as_figures(ITEMS["figure-2"], make_run(tmp_path, full("figure-2", ("dtd", "pets"))))
-    ((accuracy,), named) = drawn[0]
-    assert accuracy == {
-        method: {"DTD": value, "Pets": value}
-        for method, value in (("clip", 27.5), ("strong", 32.5), ("average", 37.5), ("uniform", 42.5))
-    }
-    assert named["std"]["uniform"] == {"DTD": 2.5, "Pets": 2.5}
-    assert list(found.figures) == ["figure-2"]
-    assert found.notes == (
-        "no results yet: Flowers102, Caltech101, Aircraft, UCF101, Cars, EuroSAT, SUN397, Food101",
-        "error bars: standard deviation over seeds 0, 1",
-    )
-
-
-def test_figure_3_shows_means_or_else_data_sets(tmp_path: Path, drawn: Drawn) -> None:
-    for name, datasets in (("all", DATA_SETS), ("fine", FINE_GRAINED), ("part", ("pets", "imagenet"))):
-        found = as_figures(ITEMS["figure-3"], make_run(tmp_path / name, full("figure-3", datasets)))
-        assert list(found.figures) == ["figure-3"]
-    whole, fine, part = (accuracy for (accuracy,), _ in drawn)
-    assert list(whole) == ["0", "0.5", "1", "uniform", "adaptive"]
-    assert whole["0"] == pytest.approx({"IN&O": 27.5, "FGVC": 27.5, "Avg": 27.5})
-    assert whole["adaptive"] == pytest.approx({"IN&O": 47.5, "FGVC": 47.5, "Avg": 47.5})
-    assert fine["uniform"] == pytest.approx({"FGVC": 42.5})
-    assert part["uniform"] == {"ImageNet": 42.5, "Pets": 42.5}
-
-
-def test_figure_4_compares_skipping_with_tuning_every_image(tmp_path: Path, drawn: Drawn) -> None:
-    found = as_figures(ITEMS["figure-4"], make_run(tmp_path, full("figure-4", ("pets",))))
-    assert drawn[0][0] == ({"Pets": 50.0}, {"Pets": 27.5}, {"Pets": 32.5})
-    assert drawn[0][1] == {"named": ("without skipping", "with skipping")}
-    assert not any("error bars" in note for note in found.notes)
-
-
-def test_figure_6_has_the_papers_order_of_data_sets(tmp_path: Path, drawn: Drawn) -> None:
-    as_figures(ITEMS["figure-6"], make_run(tmp_path, full("figure-6", ("imagenet-v2", "dtd"))))
-    ((accuracy,), named) = drawn[0]
-    assert list(accuracy) == ["DTD", "ImageNet-V2"]
-    assert accuracy["DTD"] == {
-        "tpt": {1: 27.5, 2: 32.5, 4: 37.5, 6: 42.5},
-        "use": {1: 47.5, 2: 52.5, 4: 57.5, 6: 62.5},
-    }
-    assert named["std"]["DTD"]["use"][6] == 2.5
-
-
-def test_figure_7_is_named_by_its_model(tmp_path: Path, drawn: Drawn) -> None:
-    found = as_figures(ITEMS["figure-7"], make_run(tmp_path, full("figure-7", FINE_GRAINED), model="RN50"))
-    assert list(found.figures) == ["figure-7-RN50"]
-    ((accuracy,), _) = drawn[0]
-    expected = {0.2: 27.5, 0.4: 32.5, 0.6: 37.5, 0.8: 42.5, 1.0: 47.5}
-    assert {gamma: row["FGVC"] for gamma, row in accuracy.items()} == pytest.approx(expected)
-
-
-def looked_at(folder: Path) -> Store:
-    """A run on two datasets whose views were written down; the second image of pets tells the most."""
-    rows = [*answers("pets", "se", "111"), *answers("eurosat", "se", "1"), *answers("food101", "se", "1")]
-    store = make_run(folder / "run", rows)
-    for name, count in (("pets", 3), ("eurosat", 1)):
-        (folder / name).mkdir()
-        store.note("root", name, str(folder / name))
-        for number in range(count):
-            make_image(number, (300, 260)).save(folder / name / f"{number:04}.jpg")
-    seen = [
-        ShownViews("pets", "0000.jpg", 0, (ViewRecord(0, 1, 0.5), ViewRecord(3, 1, 0.1), ViewRecord(1, 0, 0.2))),
-        ShownViews("pets", "0001.jpg", 0, (ViewRecord(0, 0, 1.25), ViewRecord(5, 1, 0.125), ViewRecord(4, 0, 0.5))),
-        ShownViews("pets", "0002.jpg", 0, (ViewRecord(0, 0, 1.0), ViewRecord(5, 1, 0.1), ViewRecord(4, 1, 0.5))),
-        ShownViews("eurosat", "0000.jpg", 0, (ViewRecord(0, 2, 0.75), ViewRecord(2, 2, 0.25))),
-        ShownViews("food101", "0000.jpg", 0, (ViewRecord(0, 2, 0.75),)),
-    ]
-    store.add([], seen=seen)
-    return store
-
-
-def test_figure_5_shows_a_image_that_tells_something(tmp_path: Path) -> None:
-    found = as_figures(ITEMS["figure-5"], looked_at(tmp_path))
-    axes = [each for each in found.figures["figure-5"].axes if each.images]
-    captions = [" ".join(each.get_xlabel().split()) for each in axes]
-    assert [caption.rpartition("entropy ")[2] for caption in captions] == ["1.25", "0.12", "0.50", "0.75", "0.25"]
-    assert "✓ red fox" in captions[0]
-    assert "✗" in captions[1]
-    assert all(np.asarray(each.images[0].get_array()).shape == (224, 224, 3) for each in axes)
-    assert found.notes == (
-        "no results yet: ImageNet",
-        "Food101: food101: no strong views of its images were written down",
-    )
-
-
-def test_figure_5_tells_which_images_are_gone(tmp_path: Path) -> None:
-    store = looked_at(tmp_path)
-    (tmp_path / "pets" / "0001.jpg").unlink()
-    (tmp_path / "eurosat" / "0000.jpg").write_bytes(b"")
-    found = as_figures(ITEMS["figure-5"], store)
-    assert found.figures == {}
-    assert "Pets: " in found.notes[1]
-    assert "0001.jpg: no such file" in found.notes[1]
-    assert "file is empty" in found.notes[2]
-
-
-@pytest.mark.parametrize("name", FIGURES)
-def test_a_run_with_nothing_for_a_figure_is_no_error(tmp_path: Path, name: str) -> None:
-    with Store(tmp_path) as store:
-        found = as_figures(ITEMS[name], store)
-    assert found.figures == {}
-    assert found.notes[0].startswith("no results yet: ")
-
-
-def test_gains_need_the_weak_view_and_another(tmp_path: Path) -> None:
-    found = as_figures(ITEMS["figure-2"], make_run(tmp_path, answers("pets", "clip", "11")))
-    assert found.figures == {}
-    assert "no results yet of strong on Pets" in found.notes
 
 
 def test_tables_and_figures_are_not_mistaken_for_each_other(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from report.stores import printed
 from usetta.report import tables
-from usetta.report.tables import Cell, Column, Table, TableRow, beside_paper
+from usetta.report.tables import Cell, Column, Table, TableRow
 
 
 def results() -> Table:
@@ -29,13 +30,6 @@ def results() -> Table:
         ),
         notes=("3 images could not be read",),
     )
-
-
-def printed(table: Table, width: int = 80) -> str:
-    """What a terminal of that width shows, without colours and without spaces at the ends of lines."""
-    console = Console(width=width, file=io.StringIO(), force_terminal=False)
-    console.print(tables.terminal(table))
-    return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]
 
 
 def test_the_terminal_shows_the_papers_numbers_below_ours() -> None:
@@ -307,38 +301,3 @@ def test_a_table_without_rows_or_columns_is_still_a_table() -> None:
     for render in tables.FORMATS.values():
         assert render(empty)
         assert render(Table("", (Column("x"),), ()))
-
-
-def test_beside_paper_fills_in_what_the_paper_has() -> None:
-    columns = (Column("imagenet"), Column("avg"), Column("my-images"))
-    noted = Cell(69.6, paper_notes=("mine too",))
-    rows = (TableRow("se", {"imagenet": Cell(69.25)}), TableRow("uniform", {"imagenet": noted}), TableRow("mine"))
-    se, uniform, mine = beside_paper(Table("", columns, rows), "ViT-B-16").rows
-    assert se.cells == {"imagenet": Cell(69.25, paper=69.15), "avg": Cell(paper=64.34)}
-    assert uniform.cells["imagenet"].paper_notes == ("mine too", "the paper has the same numbers for rce+uniform")
-    assert mine.cells == {}
-    assert (se.paper_notes, uniform.paper_notes) == ((), ())
-
-
-def test_beside_paper_says_when_the_model_is_another() -> None:
-    table = Table("", (Column("pets"),), (TableRow("se", {"pets": Cell(80.0)}), TableRow("mine", {"pets": Cell(81.0)})))
-    text = printed(beside_paper(table, "ViT-B-16", our_model="ViT-B-32"))
-    assert "  paperᵃ  87.86 −7.86\n" in text
-    assert "ᵃ the paper's model is ViT-B-16, ours ViT-B-32\n" in text
-    assert text.count("ᵃ") == 2
-    assert "ours ViT" not in printed(beside_paper(table, "ViT-B-16", our_model="ViT-B-16"))
-
-
-def test_beside_paper_knows_coop_ensembles_and_the_resnet() -> None:
-    table = Table("", (Column("fgvc"),), (TableRow("se"),))
-
-    def value(**settings: bool) -> float | None:
-        return beside_paper(table, "ViT-B-16", **settings).rows[0].cells["fgvc"].paper  # type: ignore[arg-type]
-
-    assert (value(), value(coop=True), value(ensemble=True)) == (65.02, 64.57, 65.49)
-    assert beside_paper(table, "RN50").rows[0].cells["fgvc"].paper == 56.99
-
-
-def test_doubts_about_the_last_digit_make_no_footnote() -> None:
-    table = beside_paper(Table("", (Column("imagenet"),), (TableRow("r-tpt"),)), "ViT-B-16")
-    assert table.rows[0].cells["imagenet"] == Cell(paper=69.31)

@@ -20,8 +20,8 @@ from PIL import Image
 from conftest import make_image
 from usetta.models import Model
 from usetta.models.clip import CLIP
-from usetta.serve import log
-from usetta.serve.server import listen, make_server
+from usetta.serve.app import listen, make_server
+from usetta.serve.monitoring import LOG_LEVELS
 from usetta.serve.service import ModelService
 from usetta.serve.settings import Settings
 
@@ -47,7 +47,7 @@ class Running:
     """A server in a thread of this process."""
 
     port: int
-    engine: ModelService
+    service: ModelService
     signal: Callable[[int], None]
 
     @property
@@ -95,7 +95,7 @@ class Wire:
 
 
 class Waiting:
-    """A model that encodes nothing before it may, and tells how much it was given at a time."""
+    """A model that encodes nothing before it may, and records how many views it was given at a time."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -106,7 +106,8 @@ class Waiting:
         return getattr(self._model, name)
 
     def encode_images(self, pixels: torch.Tensor) -> torch.Tensor:
-        self.calls.append(len(pixels))
+        if len(pixels):  # the strong views of an image that has none
+            self.calls.append(len(pixels))
         assert self.may.wait(60)
         return self._model.encode_images(pixels)
 
@@ -127,18 +128,23 @@ def running(settings: Settings, model: Any) -> Iterator[Running]:
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        eventually(lambda: server.started and server.engine.ready)
-        yield Running(port, server.engine, lambda number: server.handle_exit(number, None))
+        eventually(lambda: server.started and server.service.is_ready)
+        yield Running(port, server.service, lambda number: server.handle_exit(number, None))
     finally:
-        server.engine.leaving = True
+        server.service.is_shutting_down = True
         thread.join(30)
         assert not thread.is_alive()
+
+
+def without_page(**settings: Any) -> Settings:
+    """Settings of a server that starts faster, because it does not build the web page."""
+    return Settings(page=False, **settings)
 
 
 @pytest.fixture(autouse=True)
 def log_as_before() -> Iterator[None]:
     """After a test that sets up the log, the loggers are as they were."""
-    loggers = [logging.getLogger(name) for name in log.HEARD]
+    loggers = [logging.getLogger(name) for name in LOG_LEVELS]
     before = [(logger.handlers, logger.propagate, logger.level) for logger in loggers]
     yield
     for logger, (handlers, propagate, level) in zip(loggers, before, strict=True):
@@ -147,8 +153,8 @@ def log_as_before() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_lane() -> Iterator[None]:
-    """Images that go together through the model are one call of it, as many cores as there may be."""
+def one_thread() -> Iterator[None]:
+    """Views that go through the model together are one call of it, however many cores there are."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -158,8 +164,8 @@ def one_lane() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def server(tiny_model: CLIP) -> Iterator[Running]:
     """A server with the limits it has by default."""
-    with running(Settings(), tiny_model) as found:
-        yield found
+    with running(Settings(), tiny_model) as shared:
+        yield shared
 
 
 @pytest.fixture

@@ -3,20 +3,20 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from usetta.models.random_weights import random_model
 
-from serve.conftest import CLASSES, Running, Waiting, eventually, in_base64, png, running
+from serve.conftest import CLASSES, Running, Waiting, eventually, in_base64, png, running, without_page
 from usetta import Classifier, methods
 from usetta.coop import save_context
 from usetta.methods.recipe import READOUTS
 from usetta.models.clip import CLIP
 from usetta.prompts import ClassPrompts
-from usetta.serve.settings import Settings
+from usetta.serve.settings import Limits
 
 NEAR = {"rel": 0, "abs": 1e-4}
 
@@ -28,7 +28,7 @@ def expected(model: CLIP, content: bytes, classes: list[str], method: str = "se"
 def assert_same(answer: dict[str, Any], right: dict[str, Any], top: int | None = None) -> None:
     """Every number near, everything else equal."""
     assert answer["label"] == right["label"]
-    assert [each["label"] for each in answer["ranked"]] == [each["label"] for each in right["ranked"]][:top]
+    assert [row["label"] for row in answer["ranked"]] == [row["label"] for row in right["ranked"]][:top]
     for got, want in zip(answer["ranked"], right["ranked"], strict=False):
         assert got["probability"] == pytest.approx(want["probability"], **NEAR)
     assert answer["zero_shot"]["label"] == right["zero_shot"]["label"]
@@ -85,13 +85,57 @@ def test_class_names_of_a_form_may_come_one_per_line(server: Running) -> None:
     assert one_per_line.json() == server.send({"classes": CLASSES, "views": "8"}).json()
 
 
-def test_views_may_be_left_out_and_are_then_as_many_as_the_limit_allows(server: Running, tiny_model: CLIP) -> None:
-    answer = httpx.post(f"{server.url}/v1/classify", json={"image": in_base64(png()), "classes": CLASSES})
-    assert len(answer.json()["why"]["entropies"]) == 64
-    few = Settings(limits=replace(Settings().limits, views=5))
-    with running(few, tiny_model) as other:
-        answer = httpx.post(f"{other.url}/v1/classify", json={"image": in_base64(png()), "classes": CLASSES})
-        assert len(answer.json()["why"]["entropies"]) == 5
+def test_views_are_adaptive_unless_a_number_is_sent(server: Running, tiny_model: CLIP) -> None:
+    classes, counts = CLASSES[:2], []
+    for method in ("se", "use", "clip"):
+        classifier = Classifier(classes, tiny_model, method)
+        for seed in (0, 3, 4):
+            asked = {"image": in_base64(png(seed)), "classes": classes, "method": method}
+            answer = httpx.post(f"{server.url}/v1/classify", json=asked, timeout=60).json()
+            right = classifier(png(seed)).as_dict(top=None)
+            assert_same(answer, right)
+            assert answer["probability"] == right["probability"]  # not merely near
+            counts.append(answer["why"]["views"])
+    assert counts == [8, 64, 16] * 2 + [1] * 3
+    for views, count in (("adaptive", 16), ("12", 12)):
+        answer = server.send({"classes": classes, "views": views}, png(4))
+        assert answer.json()["why"]["views"] == count
+
+
+def test_adaptive_views_stop_at_the_limit_of_the_server(tiny_model: CLIP) -> None:
+    with running(without_page(limits=Limits(views=20)), tiny_model) as server:
+        assert server.ask(png(3), views="adaptive").json()["why"]["views"] == 20
+        assert server.ask(views=21).status_code == 422
+
+
+def test_a_large_image_is_decoded_again_for_each_stage_and_answered_alike(
+    tiny_model: CLIP, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("usetta.serve.service._KEPT_PIXELS", 100)
+    with running(without_page(), tiny_model) as server:
+        answer = server.ask(png(3), views="adaptive").json()
+    assert answer["why"]["views"] == 64
+    assert_same(answer, expected(tiny_model, png(3), CLASSES))
+
+
+def test_rewards_come_from_the_reward_model(tiny_model: CLIP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = random_model(tiny_model.config, name="other", seed=7)
+    monkeypatch.setattr("usetta.serve.service.load_model", lambda name, **_settings: other)
+    rewarded = expected(tiny_model, png(2), CLASSES, "rlcf", views=8, reward_model=other)
+    assert rewarded["probability"] != expected(tiny_model, png(2), CLASSES, "rlcf", views=8)["probability"]
+    with running(without_page(reward_model="other", cache=tmp_path), tiny_model) as server:
+        for _ in range(2):  # the second from the cache
+            answer = server.ask(png(2), method="rlcf").json()
+            assert_same(answer, rewarded)
+            assert answer["probability"] == rewarded["probability"]
+
+
+def test_with_a_cache_an_image_is_encoded_once(waiting: Waiting, tmp_path: Path) -> None:
+    waiting.may.set()
+    with running(without_page(cache=tmp_path), waiting) as server:
+        answers = [server.ask(png(1), method=method).json() for method in ("se", "se", "use", "clip")]
+    assert waiting.calls == [1, 7]
+    assert answers[0] == answers[1]
 
 
 def test_a_batch_has_an_answer_for_each_image_and_the_error_in_the_place_of_a_bad_one(
@@ -108,14 +152,14 @@ def test_a_batch_has_an_answer_for_each_image_and_the_error_in_the_place_of_a_ba
     assert text["error"]["field"] == "images[1]"
     assert "not an image" in text["error"]["message"]
     assert "not valid base64" in garbled["error"]["message"]
-    assert [each["source"] for each in (first, text, garbled, last)] == [f"images[{i}]" for i in range(4)]
+    assert [row["source"] for row in (first, text, garbled, last)] == [f"images[{i}]" for i in range(4)]
 
 
 def test_a_batch_by_form_keeps_the_names_of_the_files(server: Running) -> None:
     files = [("images", (f"{name}.png", content)) for name, content in [("a", png(0)), ("b", b"?"), ("ç", png(1))]]
     answer = httpx.post(f"{server.url}/v1/classify/batch", data={"classes": CLASSES, "views": "4"}, files=files)
-    assert [each["source"] for each in answer.json()["answers"]] == ["a.png", "b.png", "ç.png"]
-    assert ["error" in each for each in answer.json()["answers"]] == [False, True, False]
+    assert [row["source"] for row in answer.json()["answers"]] == ["a.png", "b.png", "ç.png"]
+    assert ["error" in row for row in answer.json()["answers"]] == [False, True, False]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +175,7 @@ def test_a_batch_by_form_keeps_the_names_of_the_files(server: Running) -> None:
 def test_names_of_any_script_come_back_as_they_were(server: Running, tiny_model: CLIP, names: list[str]) -> None:
     answer = server.ask(classes=names)
     assert answer.status_code == 200, answer.text
-    assert sorted(each["label"] for each in answer.json()["ranked"]) == sorted(names)
+    assert sorted(row["label"] for row in answer.json()["ranked"]) == sorted(names)
     assert_same(answer.json(), expected(tiny_model, png(), names, views=8))
 
 
@@ -140,7 +184,7 @@ def test_many_clients_with_their_own_classes_and_methods_get_their_own_answers(
 ) -> None:
     lists = [CLASSES, ["apple", "pear"], [f"thing {i}" for i in range(20)], ["🦊", "قط"]]
     kinds = ["clip", "se", "use", "tpt", "zero", "mta", "ttl", "rlcf"]
-    asked = [(png(i), lists[i % 4], kinds[i // 4], 2 + i % 3) for i in range(32)]
+    asked = [(png(i), lists[i % 4], kinds[i // 2], 2 + i % 3) for i in range(16)]
     together = threading.Barrier(len(asked))
 
     def ask(task: tuple[bytes, list[str], str, int]) -> httpx.Response:
@@ -155,19 +199,20 @@ def test_many_clients_with_their_own_classes_and_methods_get_their_own_answers(
         assert_same(answer.json(), expected(tiny_model, content, classes, method, views=views))
 
 
-def test_images_that_wait_together_go_through_the_tower_together(waiting: Waiting, tiny_model: CLIP) -> None:
-    with running(Settings(batch_views=12), waiting) as server, ThreadPoolExecutor(6) as clients:
+def test_images_that_wait_are_taken_together_and_encoded_by_themselves(waiting: Waiting, tiny_model: CLIP) -> None:
+    """On a CPU, that is: then answers are those of `Classifier` to the last bit."""
+    with running(without_page(batch_views=12), waiting) as server, ThreadPoolExecutor(6) as clients:
         first = clients.submit(server.ask, png(0), views=4)
-        eventually(lambda: waiting.calls == [4])
+        eventually(lambda: waiting.calls == [1])
         others = [clients.submit(server.ask, png(i), views=4, classes=CLASSES[: 1 + i]) for i in (1, 2)]
         others += [clients.submit(server.ask, png(3), views=1, method="clip")]
-        eventually(lambda: len(server.engine._line._jobs) == 3)
+        eventually(lambda: server.service.waiting == 3)
         last = clients.submit(server.ask, png(4), views=8)
-        eventually(lambda: len(server.engine._line._jobs) == 4)
+        eventually(lambda: server.service.waiting == 4)
         waiting.may.set()
-        answers = [each.result() for each in (first, *others, last)]
-        assert waiting.calls == [4, 9, 8]  # the last one would have been too much
-        assert server.metric("usetta_batch_images_count") == 3
+        answers = [answer.result() for answer in (first, *others, last)]
+        assert sorted(waiting.calls) == [1, 1, 1, 1, 1, 3, 3, 3, 7]
+        assert server.metric("usetta_batch_images_count") == 3  # the last one would have been too much
         assert server.metric("usetta_batch_images_sum") == 5
     assert [answer.status_code for answer in answers] == [200] * 5
     for i, answer in enumerate(answers[:3]):
@@ -178,7 +223,7 @@ def test_a_learned_context_is_used_unless_templates_are_sent(tiny_model: CLIP, t
     words = ClassPrompts(tiny_model.text, ["cat"]).context
     other = words.flip(0, 1)
     save_context(tmp_path / "context.safetensors", other, {"template": "a photo of a {}."})
-    with running(Settings(context=tmp_path / "context.safetensors"), tiny_model) as server:
+    with running(without_page(context=tmp_path / "context.safetensors"), tiny_model) as server:
         learned = expected(tiny_model, png(), CLASSES, views=8, context=tmp_path / "context.safetensors")
         in_words = expected(tiny_model, png(), CLASSES, views=8)
         assert learned["probability"] != pytest.approx(in_words["probability"], abs=1e-3)
@@ -192,7 +237,7 @@ def test_other_models_are_those_that_the_server_was_given(
     assert httpx.get(f"{server.url}/v1/models").json() == {
         "models": [{"name": "tiny-random", "default": True, "image_size": 32}]
     }
-    with running(Settings(also=(str(tiny_checkpoint),)), tiny_model) as other:
+    with running(without_page(extra_models=(str(tiny_checkpoint),)), tiny_model) as other:
         rows = httpx.get(f"{other.url}/v1/models").json()["models"]
         assert [(row["name"], row["default"]) for row in rows] == [("tiny-random", True), ("open_clip_model", False)]
         answer = other.ask(model="open_clip_model")
@@ -210,8 +255,8 @@ def test_other_models_are_never_downloaded(tiny_model: CLIP, monkeypatch: pytest
         return other
 
     monkeypatch.setattr("usetta.serve.service.load_model", load)
-    with running(Settings(also=("one", "two")), tiny_model) as server:
-        assert list(server.engine.models) == ["tiny-random", "one", "two"]
+    with running(without_page(extra_models=("one", "two")), tiny_model) as server:
+        assert list(server.service.models) == ["tiny-random", "one", "two"]
     assert asked == [("one", True), ("two", True)]
 
 
@@ -238,10 +283,10 @@ def test_a_page_can_be_mounted_at_the_root(tiny_model: CLIP) -> None:
 
     from usetta.serve.app import create_app
 
-    app = create_app(Settings(keys=("secret",)), tiny_model)
+    app = create_app(without_page(keys=("secret",)), tiny_model)
     app.mount("/", PlainTextResponse("a page"))
     with TestClient(app) as client:
-        eventually(lambda: app.state.engine.ready)
+        eventually(lambda: app.state.service.is_ready)
         assert client.get("/").status_code == 401
         client.headers["x-api-key"] = "secret"
         assert client.get("/anything").text == "a page"

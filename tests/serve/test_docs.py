@@ -16,7 +16,7 @@ from conftest import make_image
 from serve.conftest import CLASSES, Running, running
 from usetta.cli import app
 from usetta.models.clip import CLIP
-from usetta.serve.schemas import Options
+from usetta.serve.schemas import ClassifyOptions
 from usetta.serve.settings import Settings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
@@ -38,35 +38,35 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def open_server(tiny_model: CLIP) -> Iterator[Running]:
-    with running(Settings(keys=("first-key",)), tiny_model) as found:
-        yield found
+    with running(Settings(keys=("first-key",)), tiny_model) as server:
+        yield server
 
 
 def test_the_table_of_limits_is_that_of_the_command() -> None:
-    told = dict(re.findall(r"^\| `(--[a-z-]+)` \| ([\d.]+) \|", section("Limits"), flags=re.MULTILINE))
+    documented = dict(re.findall(r"^\| `(--[a-z-]+)` \| ([\d.]+) \|", section("Limits"), flags=re.MULTILINE))
     options = {
         option.opts[0]: str(option.default)
         for option in get_command(app).commands["serve"].params  # type: ignore[attr-defined]
         if option.opts[0].startswith("--max-") or option.opts[0] in ("--timeout", "--text-memory", "--threads")
     }
-    assert told == options
-    assert usetta.cli.serve.Settings().limits.upload == int(told["--max-upload"])
+    assert documented == options
+    assert usetta.cli.serve.Settings().limits.upload == int(documented["--max-upload"])
 
 
 def test_the_table_of_fields_is_that_of_the_request() -> None:
-    told = dict(
-        re.findall(r"^\| `(\w+)` \| (.*?) \|", section("Asking").partition("| address |")[0], flags=re.MULTILINE)
+    documented = dict(
+        re.findall(r"^\| `(\w+)` \| (.*?) \|", section("Requests").partition("| address |")[0], flags=re.MULTILINE)
     )
-    assert told.keys() == Options.model_fields.keys()
-    for name, field in Options.model_fields.items():
+    assert documented.keys() == ClassifyOptions.model_fields.keys()
+    for name, field in ClassifyOptions.model_fields.items():
         if field.default is not None and not field.is_required():
-            assert told[name] == f"`{str(field.default).lower()}`"
+            assert documented[name] == f"`{str(field.default).lower()}`"
 
 
 def test_the_addresses_are_all_there_are(server: Running) -> None:
-    told = re.findall(r"`(?:GET|POST) (/[\w/.]+)`", section("Asking"))
+    documented = re.findall(r"`(?:GET|POST) (/[\w/.]+)`", section("Requests"))
     known = httpx.get(f"{server.url}/openapi.json").json()["paths"]
-    assert sorted(told) == sorted([*known, "/openapi.json"])
+    assert sorted(documented) == sorted([*known, "/openapi.json"])
 
 
 def test_the_codes_of_errors_are_those_of_the_sources() -> None:
@@ -76,15 +76,15 @@ def test_the_codes_of_errors_are_those_of_the_sources() -> None:
         for source in sources
         for code in re.findall(r"ApiError\(\s*\d{3},\s*\"(\w+)\"", source.read_text(encoding="utf-8"))
     }
-    told = set(
+    documented = set(
         re.findall(r"`([a-z_]+)`", "".join(re.findall(r"^\| [\d, ]+ \|(.*?)\|", section("Errors"), re.MULTILINE)))
     )
-    assert told == raised | {"not_found", "method_not_allowed"}
+    assert documented == raised | {"not_found", "method_not_allowed"}
 
 
 @pytest.mark.usefixtures("here")
 def test_the_python_on_the_page_runs(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
-    (block,) = re.findall(r"^```python\n(.*?)^```", section("Asking"), flags=re.DOTALL | re.MULTILINE)
+    (block,) = re.findall(r"^```python\n(.*?)^```", section("Requests"), flags=re.DOTALL | re.MULTILINE)
     exec(compile(block.replace(URL, server.url), "serving.md", "exec"), {})
     assert capsys.readouterr().out.split(" 0.")[0] in CLASSES
 

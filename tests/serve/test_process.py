@@ -17,13 +17,13 @@ from typer.testing import CliRunner, Result
 import usetta.cli.serve
 from serve.conftest import CLASSES, eventually, in_base64, png
 from usetta.cli import app
-from usetta.serve.server import listen
+from usetta.serve.app import listen
 
 PLAIN = "import usetta.cli.serve, usetta.cli; usetta.cli.main()"
 SLOW = """
 import time
 import usetta.cli, usetta.cli.serve
-import usetta.serve.service as engine
+import usetta.serve.service as service
 
 class Slow:
     def __init__(self, model): self._model = model
@@ -32,8 +32,8 @@ class Slow:
         time.sleep(1)
         return self._model.encode_images(pixels)
 
-load = engine.load_model
-engine.load_model = lambda name, **settings: Slow(load(name, **settings))
+load = service.load_model
+service.load_model = lambda name, **settings: Slow(load(name, **settings))
 usetta.cli.main()
 """
 
@@ -70,13 +70,13 @@ def started(
 
 @pytest.mark.slow
 def test_sigterm_finishes_what_is_running_and_exits_with_0(tiny_checkpoint: Path) -> None:
-    with started(tiny_checkpoint, code=SLOW) as (process, url), ThreadPoolExecutor(3) as clients:
+    with started(tiny_checkpoint, "--no-page", code=SLOW) as (process, url), ThreadPoolExecutor(3) as clients:
         begun = [clients.submit(ask, url) for _ in range(3)]
         eventually(lambda: "usetta_queue 3.0" in httpx.get(f"{url}/metrics").text)
         process.send_signal(signal.SIGTERM)
         eventually(lambda: httpx.get(f"{url}/readyz").status_code == 503)
         assert ask(url).json()["error"]["code"] == "shutting_down"
-        assert [each.result().status_code for each in begun] == [200] * 3
+        assert [answer.result().status_code for answer in begun] == [200] * 3
         out, err = process.communicate(timeout=30)
         assert process.returncode == 0
     lines = [json.loads(line) for line in out.splitlines()]  # every line is JSON
@@ -93,7 +93,7 @@ def test_ctrl_c_ends_it_cleanly_and_keys_come_from_the_environment_and_a_file(
     tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "keys").write_text("from-file\n\n", encoding="utf-8")
-    options = ["--api-key-file", str(tmp_path / "keys"), "--max-classes", "2"]
+    options = ["--no-page", "--api-key-file", str(tmp_path / "keys"), "--max-classes", "2"]
     with started(tiny_checkpoint, *options, USETTA_API_KEYS="one two") as (process, url):
         assert ask(url).status_code == 401
         for key in ("one", "two", "from-file"):
@@ -127,7 +127,7 @@ def test_a_server_that_cannot_start_says_why(options: list[str], code: int, mess
     assert "Traceback" not in result.output
 
 
-def test_a_port_that_is_taken_is_told(tiny_checkpoint: Path) -> None:
+def test_a_port_that_is_taken_is_reported(tiny_checkpoint: Path) -> None:
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         result = serve("--port", port, "--model", tiny_checkpoint)
@@ -150,16 +150,16 @@ def test_a_server_open_to_all_is_warned_about(
     monkeypatch: pytest.MonkeyPatch, host: str, keys: list[str], warned: bool
 ) -> None:
     asked: list[object] = []
-    monkeypatch.setattr("usetta.serve.server.run", lambda *arguments: asked.append(arguments))
-    monkeypatch.setattr("usetta.serve.log.configure", lambda: None)
+    monkeypatch.setattr("usetta.serve.app.run", lambda *arguments: asked.append(arguments))
+    monkeypatch.setattr("usetta.serve.monitoring.configure_log", lambda: None)
     result = serve("--host", host, *keys)
     assert result.exit_code == 0
     assert ("WARNING: anybody who reaches" in result.stderr) is warned
     assert len(asked) == 1
 
 
-def test_without_the_extra_packages_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("usetta.serve.server", "usetta.serve.app"):
+def test_without_the_extra_packages_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("usetta.serve.app",):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     result = serve()
@@ -167,13 +167,13 @@ def test_without_the_extra_packages_it_is_told_what_to_install(monkeypatch: pyte
     assert "pip install 'usetta[serve]'" in result.stderr
 
 
-def test_without_gradio_there_is_no_page_and_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_gradio_there_is_no_page_and_a_message_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[usetta.cli.serve.Settings, str, int]] = []
-    monkeypatch.setattr("usetta.serve.server.run", lambda *arguments: asked.append(arguments))
-    monkeypatch.setattr("usetta.serve.log.configure", lambda: None)
+    monkeypatch.setattr("usetta.serve.app.run", lambda *arguments: asked.append(arguments))
+    monkeypatch.setattr("usetta.serve.monitoring.configure_log", lambda: None)
     monkeypatch.setattr("usetta.cli.serve.find_spec", lambda name: None)
-    told, quiet = serve(), serve("--no-page")
-    assert "there is no web page, for it needs gradio" in told.stderr
+    warned, quiet = serve(), serve("--no-page")
+    assert "no web page: gradio is not installed" in warned.stderr
     assert quiet.stderr == ""
     assert [settings.page for settings, _, _ in asked] == [False, False]
 
@@ -187,8 +187,8 @@ def test_the_command_line_starts_without_the_heavy_packages() -> None:
 
 def test_every_option_reaches_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[usetta.cli.serve.Settings, str, int]] = []
-    monkeypatch.setattr("usetta.serve.server.run", lambda *arguments: asked.append(arguments))
-    monkeypatch.setattr("usetta.serve.log.configure", lambda: None)
+    monkeypatch.setattr("usetta.serve.app.run", lambda *arguments: asked.append(arguments))
+    monkeypatch.setattr("usetta.serve.monitoring.configure_log", lambda: None)
     numbers = dict(
         zip(
             ["upload", "pixels", "classes", "name-length", "templates", "views", "steps", "images", "queue"],
@@ -197,12 +197,15 @@ def test_every_option_reaches_the_settings(monkeypatch: pytest.MonkeyPatch) -> N
         )
     )
     options = [part for name, number in numbers.items() for part in (f"--max-{name}", number)]
-    options += ["--timeout", 2.5, "--threads", 3, "--text-memory", 99, "--also", "a", "--also", "b", "--context", "c"]
+    options += ["--timeout", 2.5, "--threads", 3, "--text-memory", 99, "--context", "c"]
+    options += ["--extra-model", "a", "--extra-model", "b", "--reward-model", "r", "--cache", "f"]
     assert serve("--model", "m", "--port", 1234, *options, "--api-key", "k").exit_code == 0
     ((settings, host, port),) = asked
     assert (host, port) == ("127.0.0.1", 1234)
     assert vars(settings.limits) == {name.replace("-", "_"): number for name, number in numbers.items()} | {
         "seconds": 2.5
     }
-    assert (settings.model, settings.also, settings.context, settings.keys) == ("m", ("a", "b"), Path("c"), ("k",))
+    assert (settings.model, settings.extra_models, settings.reward_model) == ("m", ("a", "b"), "r")
+    assert (settings.context, settings.cache, settings.keys) == (Path("c"), Path("f"), ("k",))
+    assert (settings.device, settings.precision) == ("auto", "auto")
     assert (settings.threads, settings.text_bytes) == (3, 99)

@@ -16,12 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import make_image
-from serve.conftest import CLASSES, Running, in_base64, png, running, saved
+from serve.conftest import CLASSES, Running, in_base64, png, running, saved, without_page
 from usetta.models.clip import CLIP
-from usetta.serve import log
-from usetta.serve.errors import ApiError
+from usetta.serve.monitoring import configure_log
 from usetta.serve.parsing import FORM, read_one
-from usetta.serve.schemas import requests
+from usetta.serve.schemas import ApiError, request_schemas
 from usetta.serve.settings import Limits, Settings
 
 LIMITS = Limits(
@@ -32,10 +31,10 @@ LIMITS = Limits(
 @pytest.fixture(scope="module")
 def strict(tiny_model: CLIP) -> Iterator[Running]:
     """A server with low limits."""
-    with running(Settings(limits=LIMITS), tiny_model) as found:
-        yield found
-        assert found.engine.taken == 0
-        assert found.ask().status_code == 200  # after all that was done to it
+    with running(without_page(limits=LIMITS), tiny_model) as server:
+        yield server
+        assert server.service.in_flight == 0
+        assert server.ask().status_code == 200  # after all that was done to it
 
 
 def assert_refused(answer: httpx.Response, status: int, code: str, message: str, field: str | None = None) -> None:
@@ -76,7 +75,7 @@ def test_a_bad_image_is_refused_with_the_reason(strict: Running, content: bytes,
     assert_refused(strict.send({"classes": CLASSES}, content), 422, "unreadable_image", message, "image")
 
 
-def test_a_image_just_within_the_limit_of_pixels_is_answered(strict: Running) -> None:
+def test_an_image_just_within_the_limit_of_pixels_is_answered(strict: Running) -> None:
     assert strict.ask(png(size=(100, 50))).status_code == 200
 
 
@@ -99,7 +98,9 @@ def test_an_empty_file_is_no_image(strict: Running) -> None:
         ({"classes": ["𠀀" * 30]}, "invalid_request", "tokens", None),
         ({"views": 17}, "invalid_request", "less than or equal to 16", "views"),
         ({"views": 0}, "invalid_request", "greater than or equal to 1", "views"),
-        ({"views": "8"}, "invalid_request", "valid integer", "views"),
+        ({"views": "8"}, "invalid_request", "valid integer, or 'adaptive'", "views"),
+        ({"views": "many"}, "invalid_request", "valid integer, or 'adaptive'", "views"),
+        ({"views": None}, "invalid_request", "valid integer, or 'adaptive'", "views"),
         ({"views": 1}, "invalid_request", "method 'se' compares views, so it needs at least 2, not 1", None),
         ({"augmix": "yes"}, "invalid_request", "valid boolean", "augmix"),
         ({"seed": -1}, "invalid_request", "greater than or equal to 0", "seed"),
@@ -113,7 +114,7 @@ def test_an_empty_file_is_no_image(strict: Running) -> None:
         ({"method": "ues"}, "invalid_method", "unknown method 'ues'; did you mean 'use'?", "method"),
         ({"method": "use:step=2"}, "invalid_method", "no setting 'step'; did you mean 'steps'?", "method"),
         ({"method": "use:steps=5"}, "invalid_method", "5 steps are more than the limit of 4", "method"),
-        ({"method": "tpt:lr=1e30"}, "invalid_request", "nothing but NaN was left", None),
+        ({"method": "tpt:lr=1e30"}, "invalid_request", "diverged (NaN): lower its lr or its steps", None),
         ({"method": "x" * 31}, "invalid_request", "at most 30 characters", "method"),
         ({"model": "ViT-B-32"}, "unknown_model", "does not have 'ViT-B-32'; it has tiny-random", "model"),
         ({"model": "/etc/passwd"}, "unknown_model", "does not have '/etc/passwd'", "model"),
@@ -151,7 +152,7 @@ def test_a_form_has_one_image_of_the_right_name(strict: Running) -> None:
         files = [(name, ("cat.png", png())) for name in names]
         return httpx.post(f"{strict.url}/v1/classify", data={"classes": CLASSES}, files=files)
 
-    assert_refused(send("photo"), 422, "invalid_request", "there is a file 'photo'; an image is called 'image'")
+    assert_refused(send("photo"), 422, "invalid_request", "there is a file named 'photo'; send the image as 'image'")
     assert_refused(send("image", "image"), 422, "invalid_request", "2 were sent, more than the limit of 1", "image")
     none = httpx.post(f"{strict.url}/v1/classify", files={"classes": (None, "cat")})
     assert_refused(none, 422, "invalid_request", "no image was sent", "image")
@@ -212,7 +213,7 @@ def test_a_malformed_form_is_refused(strict: Running, content_type: str, body: b
     assert_refused(answer, 422, "malformed_body", message)
 
 
-SCHEMA = requests(LIMITS)
+SCHEMA = request_schemas(LIMITS)
 WHOLE = form(FORM_IMAGE[:60], FORM_CLASS, b'name="views"\r\n\r\n4')
 
 
@@ -234,7 +235,7 @@ def test_other_types_of_body_are_refused_unread(strict: Running) -> None:
 
     for kind in ("text/plain", "image/png", "application/x-www-form-urlencoded"):
         assert_refused(send(kind), 415, "unsupported_media_type", f"not {kind}")
-    assert_refused(send(None), 415, "unsupported_media_type", "not a body of no type")
+    assert_refused(send(None), 415, "unsupported_media_type", "not a body without a type")
     assert_refused(send("application/json", "gzip"), 415, "unsupported_media_type", "without a content encoding")
 
 
@@ -284,7 +285,7 @@ def test_a_body_without_a_length_is_cut_off_at_the_limit(strict: Running) -> Non
         pass  # the server has closed
     status, body = wire.answer()
     assert (status, body["error"]["code"]) == (413, "too_large")
-    assert strict.engine.taken == 0
+    assert strict.service.in_flight == 0
 
 
 @pytest.mark.parametrize("chunked", [False, True])
@@ -310,8 +311,8 @@ def test_something_that_is_not_http_does_no_harm(strict: Running) -> None:
     assert b"400" in wire.socket.recv(100)
 
 
-def test_keys_are_asked_for_everywhere_but_by_those_who_look_after_the_server(tiny_model: CLIP) -> None:
-    with running(Settings(keys=("first-key", "zweiter-schlüssel")), tiny_model) as server:
+def test_keys_are_required_everywhere_but_for_health_checks(tiny_model: CLIP) -> None:
+    with running(without_page(keys=("first-key", "zweiter-schlüssel")), tiny_model) as server:
         for path in ("/healthz", "/readyz"):
             assert httpx.get(server.url + path).status_code == 200
         for path in ("/v1/models", "/v1/methods", "/metrics", "/openapi.json", "/nowhere"):
@@ -344,7 +345,7 @@ def test_keys_are_asked_for_everywhere_but_by_those_who_look_after_the_server(ti
     assert "first-key" not in repr(Settings(keys=("first-key",)))
 
 
-def test_other_origins_are_told_nothing(strict: Running) -> None:
+def test_other_origins_get_no_permission(strict: Running) -> None:
     answer = httpx.options(
         f"{strict.url}/v1/classify", headers={"origin": "http://evil.example", "access-control-request-method": "POST"}
     )
@@ -356,7 +357,7 @@ def test_other_origins_are_told_nothing(strict: Running) -> None:
 def logged() -> io.StringIO:
     """What the server writes to its log."""
     lines = io.StringIO()
-    log.configure(lines)
+    configure_log(lines)
     return lines
 
 
@@ -370,9 +371,9 @@ def test_an_error_of_the_server_has_a_number_that_is_in_its_log_and_no_more(
         def encode_images(self, pixels: object) -> object:
             raise RuntimeError("secret class 'tabby cat'")
 
-    with running(Settings(), Broken()) as server:
+    with running(without_page(), Broken()) as server:
         answer = server.ask()
-        assert_refused(answer, 500, "internal_error", "the server failed; its log tells why")
+        assert_refused(answer, 500, "internal_error", "the server failed; its log says why")
         assert server.ask(method="zorglub").status_code == 422
         assert server.ask(b"no image").status_code == 422
     number = answer.json()["error"]["id"]

@@ -21,8 +21,6 @@ from usetta.views import (
     Operation,
     ViewDraw,
     ViewRecipe,
-    _draw_weights,
-    _uniform,
     apply_view,
     draw_view,
     draw_views,
@@ -30,6 +28,7 @@ from usetta.views import (
     view_generator,
     weak_view,
 )
+from usetta.views.recipe import _draw_weights, _uniform
 
 MEAN = np.array([0.48145466, 0.4578275, 0.40821073], np.float32)
 STD = np.array([0.26862954, 0.26130258, 0.27577711], np.float32)
@@ -303,7 +302,7 @@ def test_an_error_in_a_thread_is_an_error(threads: int, monkeypatch: pytest.Monk
     def fail(*_: object) -> None:
         raise MemoryError("no room for a view")
 
-    monkeypatch.setattr("usetta.views.mix", fail)
+    monkeypatch.setattr("usetta.views.make.mix", fail)
     with pytest.raises(MemoryError, match="no room for a view"):
         make_views(make_image(8, 8), "a", ViewRecipe(views=9, size=8, augmix=True), threads=threads)
 

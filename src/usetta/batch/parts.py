@@ -1,29 +1,39 @@
 """Predictions on disk: a directory of Parquet files that programs read as one table.
 
-A file appears under its name when it is whole, and what it holds is not computed again. What the rows depend on is in
-`_facts.json`, which readers of Parquet directories pass over; predictions of two kinds are never mixed. An image that
-could not be read has a row with an error until it is tried again: when the directory is opened next, such rows go.
+A file appears under its name when it is complete, and what it holds is not computed again. What the rows depend on is
+in `_facts.json`, which readers of Parquet directories ignore; predictions made with different settings are never mixed.
+An image that could not be read has a row with an error until it is tried again: such rows are removed when the
+directory is opened next.
+
+Several processes may write to one directory, each as a shard of the run. Each part has one owner, who alone may change
+it: rank R of a world of W owns the parts whose rank is R modulo W, so that a run can be continued with another W.
 """
 
 import hashlib
 import json
-import os
+import re
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import IO, Any, Self
 
-from usetta.batch.tables import arrow
+from usetta.batch.sources import arrow
+from usetta.distributed import Shard
+from usetta.files import atomic_file
 
 FACTS = "_facts.json"
 _LOCK = "_lock"
-_ROWS = 10_000
-"""Of a part at most."""
-_SECONDS = 60.0
-"""After which a part is written even if it is small: nobody wants to lose an hour of slow images."""
+_FACTS_LOCK = "_facts.lock"
+"""Held only while the facts are checked."""
+_PART = re.compile(r"part-(?:(\d+)-)?(\d+)\.parquet")
+"""Its rank, if there were several processes, and its number."""
+_MAX_ROWS = 10_000
+"""Of a part."""
+_MAX_SECONDS = 60.0
+"""After which a part is written, however small: nobody wants to lose an hour of slow images."""
 
 
 class OutputError(ValueError):
@@ -32,7 +42,7 @@ class OutputError(ValueError):
 
 @dataclass(frozen=True)
 class PredictionRow:
-    """What is told about an image."""
+    """The answer for an image."""
 
     source: str
     key: str
@@ -44,37 +54,43 @@ class PredictionRow:
     """The most probable classes, most probable first."""
     top_probabilities: tuple[float, ...] | None = None
     zero_shot: str | None = None
-    """What the image looked at once would have been called."""
+    """The label by the image itself, without further views."""
     delta: float | None = None
     beta: float | None = None
     skipped: bool | None = None
-    """Whether tuning was left out; None where the method tunes nothing."""
+    """Whether tuning was left out; None if the method tunes nothing."""
     views: int | None = None
-    """Views that were looked at."""
+    """Views that were encoded."""
     error: str | None = None
     """Why there is no answer."""
 
 
 class Parts:
-    """A directory of predictions, open for one process to write to."""
+    """A directory of predictions, open for writing by this process."""
 
-    def __init__(self, folder: Path, facts: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, facts: Mapping[str, Any], shard: Shard | None = None) -> None:
         self.folder = folder
         self.rows = 0
         """Written since it was opened."""
-        self._waiting: list[PredictionRow] = []
-        self._since = time.monotonic()
+        self._shard = shard or Shard()
+        self._prefix = "part-" if self._shard.is_whole else f"part-{self._shard.rank}-"
+        self._pending: list[PredictionRow] = []
+        self._last_flush = time.monotonic()
         self._schema = _schema()
         if folder.is_file():
             raise OutputError(f"{folder} is a file; predictions go to a directory of Parquet files")
         folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / FACTS).exists() and any(each.name != _LOCK for each in folder.iterdir() if not _begun(each)):
-            raise OutputError(f"{folder} holds something else than predictions; choose another directory with --out")
-        self._lock = _locked(folder)
-        for path in filter(_begun, folder.iterdir()):
-            path.unlink()
-        self._check(dict(facts))
-        self._next = 1 + max((int(path.stem.rpartition("-")[2]) for path in self.files()), default=-1)
+        if not (folder / FACTS).exists() and not all(map(_is_internal, folder.iterdir())):
+            raise OutputError(f"{folder} does not hold predictions but other files; choose another directory")
+        with ExitStack() as stack:
+            self._lock = stack.enter_context(_lock_shard(folder, self._shard))
+            self._check(dict(facts))
+            # What a killed process left unfinished; other ranks may be writing theirs in this moment.
+            for path in folder.glob(f".{self._prefix}*.part"):
+                path.unlink()
+            numbers = [int(path.stem.rpartition("-")[2]) for path in self.files() if self._is_numbered_here(path)]
+            self._next = 1 + max(numbers, default=-1)
+            stack.pop_all()  # the lock is kept until `__exit__`
 
     def __enter__(self) -> Self:
         return self
@@ -86,76 +102,86 @@ class Parts:
             self._lock.close()
 
     def files(self) -> list[Path]:
-        """The finished parts."""
-        return sorted(self.folder.glob("part-[0-9]*.parquet"))
+        """The finished parts of all ranks."""
+        return sorted(path for path in self.folder.iterdir() if _PART.fullmatch(path.name))
 
     def finished(self) -> Iterator[tuple[str, str]]:
-        """Source and key of the images that have an answer; the rows of others are taken out."""
+        """Source and key of the images that have an answer; rows with errors are removed from this shard's parts."""
         parquet, compute = arrow("pyarrow.parquet"), arrow("pyarrow.compute")
         for path in self.files():
-            table = parquet.ParquetFile(path).read()
+            try:
+                table = parquet.ParquetFile(path).read()
+            except FileNotFoundError:  # its owner has just removed it, because it held nothing but errors
+                continue
             answered = table.filter(compute.is_null(table["error"]))
-            if not len(answered):
-                path.unlink()
-            elif len(answered) < len(table):
-                self._write(path.name, answered)
+            if self._owns(path):
+                if not len(answered):
+                    path.unlink()
+                elif len(answered) < len(table):
+                    self._write(path.name, answered)
             yield from zip(answered["source"].to_pylist(), answered["key"].to_pylist(), strict=True)
 
     def add(self, row: PredictionRow) -> None:
-        """Take a row, which is written with others in time."""
-        self._waiting.append(row)
-        if len(self._waiting) >= _ROWS or time.monotonic() - self._since > _SECONDS:
+        """Take a row; it is written together with others."""
+        self._pending.append(row)
+        if len(self._pending) >= _MAX_ROWS or time.monotonic() - self._last_flush > _MAX_SECONDS:
             self.flush()
 
     def flush(self) -> None:
-        """Write all rows that wait."""
-        if self._waiting:
-            rows = [asdict(row) for row in self._waiting]
-            self._write(f"part-{self._next:06}.parquet", arrow("pyarrow").Table.from_pylist(rows, schema=self._schema))
+        """Write all pending rows."""
+        if self._pending:
+            rows = [asdict(row) for row in self._pending]
+            table = arrow("pyarrow").Table.from_pylist(rows, schema=self._schema)
+            self._write(f"{self._prefix}{self._next:06}.parquet", table)
             self.rows += len(rows)
             self._next += 1
-            self._waiting = []
-        self._since = time.monotonic()
+            self._pending = []
+        self._last_flush = time.monotonic()
 
     def _write(self, name: str, table: Any) -> None:
-        begun = self.folder / f".{name}.tmp"
-        with begun.open("wb") as file:
+        with atomic_file(self.folder / name) as file:
             arrow("pyarrow.parquet").write_table(table, file)
-            _to_disk(file)
-        begun.replace(self.folder / name)
-        _folder_to_disk(self.folder)
+
+    def _is_numbered_here(self, path: Path) -> bool:
+        """Whether new parts of this shard could get the name of that one."""
+        part = _PART.fullmatch(path.name)
+        return part is not None and part[1] == (None if self._shard.is_whole else str(self._shard.rank))
+
+    def _owns(self, path: Path) -> bool:
+        part = _PART.fullmatch(path.name)
+        return part is not None and int(part[1] or 0) % self._shard.world_size == self._shard.rank
 
     def _check(self, facts: dict[str, Any]) -> None:
-        """Write down what rows depend on; refuse a directory of other predictions."""
+        """Record what the rows depend on; refuse a directory of predictions made with different settings."""
         path = self.folder / FACTS
         new = json.loads(json.dumps(facts))
-        if not path.exists():
-            begun = self.folder / f".{FACTS}.tmp"
-            with begun.open("w", encoding="utf-8") as file:
-                json.dump(new, file, indent=1, ensure_ascii=False)
-                _to_disk(file)
-            begun.replace(path)
-            return
+        with _lock(self.folder / _FACTS_LOCK, wait=True):  # ranks that start at once must not all find it missing
+            for unfinished in self.folder.glob(f".{FACTS}.*.part"):
+                unfinished.unlink()
+            if not path.exists():
+                with atomic_file(path) as file:
+                    file.write(json.dumps(new, indent=1, ensure_ascii=False).encode())
+                return
         old = json.loads(path.read_text(encoding="utf-8"))
         for name in {**old, **new}:
             if old.get(name) != new.get(name):
-                was, now = (_short(each.get(name)) for each in (old, new))
                 raise OutputError(
-                    f"the predictions in {self.folder} were made with another {name}: it was {was} and is {now}. "
+                    f"the predictions in {self.folder} were made with another {name}: "
+                    f"it was {_shorten(old.get(name))} and is {_shorten(new.get(name))}. "
                     "Choose another directory with --out"
                 )
 
 
 class SeenKeys:
-    """Images that were met, by source and key. They are kept on disk, so memory does not grow with their number."""
+    """Images that occurred already, by source and key; on disk, so that memory does not grow with their number."""
 
     def __init__(self) -> None:
-        self._db = sqlite3.connect("")  # a file of its own that goes with the connection
+        self._db = sqlite3.connect("")  # a temporary file that is deleted with the connection
         self._db.execute("PRAGMA journal_mode = OFF")
         self._db.execute("CREATE TABLE seen (digest BLOB PRIMARY KEY) WITHOUT ROWID")
 
     def add(self, source: str, key: str) -> bool:
-        """Remember an image; whether it is new."""
+        """Remember an image; returns whether it is new."""
         digest = hashlib.blake2b(f"{source}\0{key}".encode(), digest_size=16).digest()
         return self._db.execute("INSERT OR IGNORE INTO seen VALUES (?)", (digest,)).rowcount == 1
 
@@ -164,7 +190,7 @@ class SeenKeys:
 
 
 def _schema() -> Any:
-    """Columns as of `PredictionRow`."""
+    """The columns of `PredictionRow`."""
     pa = arrow("pyarrow")
     kinds: dict[Any, Any] = {str: pa.string(), float: pa.float32(), bool: pa.bool_(), int: pa.int32()}
     kinds |= {tuple[str, ...]: pa.list_(pa.string()), tuple[float, ...]: pa.list_(pa.float32())}
@@ -172,40 +198,49 @@ def _schema() -> Any:
     return pa.schema([(name, kinds[getattr(kind, "__args__", (kind,))[0]]) for name, kind in declared.items()])
 
 
-def _locked(folder: Path) -> IO[bytes]:
-    """A file whose lock goes with this process, however that ends."""
-    file = (folder / _LOCK).open("ab")
+def _lock_shard(folder: Path, shard: Shard) -> IO[bytes]:
+    """The lock of a shard. Processes that share out the work differently would do the same images twice: refused.
+
+    Every process takes its own lock before it looks at others', so of two that start at once at least one notices.
+    """
+    own = folder / (_LOCK if shard.is_whole else f"{_LOCK}-{shard.name}")
+    lock = _lock(own)
+    for other in folder.glob(f"{_LOCK}*"):
+        # the lock of the whole run is `_lock`; shards of this world are `_lock-0-of-4`, `_lock-1-of-4`, …
+        world_size = other.name.rpartition("-of-")[2] if "-of-" in other.name else "1"
+        if world_size != str(shard.world_size):
+            try:
+                _lock(other, shared=True).close()
+            except OutputError:
+                lock.close()
+                raise OutputError(
+                    f"another process is writing to {folder} with world size {world_size}, not {shard.world_size}"
+                ) from None
+    return lock
+
+
+def _lock(path: Path, *, shared: bool = False, wait: bool = False) -> IO[bytes]:
+    """An open file with a lock that ends with this process, however that ends."""
+    file = path.open("ab")
     with suppress(ImportError):  # Windows
         import fcntl
 
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
             file.close()
-            raise OutputError(f"another process is writing to {folder}") from None
+            raise OutputError(f"another process is writing to {path.parent}") from None
+        except OSError as error:
+            file.close()
+            raise OutputError(f"{path.parent} is on a file system without locks ({error.strerror})") from None
     return file
 
 
-def _begun(path: Path) -> bool:
-    """Whether a file is one that was not finished."""
-    return path.name.startswith(".") and path.suffix == ".tmp"
+def _is_internal(path: Path) -> bool:
+    """Whether a file may be there before the facts are."""
+    return path.name.startswith((_LOCK, _FACTS_LOCK)) or (path.name.startswith(f".{FACTS}.") and path.suffix == ".part")
 
 
-def _to_disk(file: IO[Any]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _folder_to_disk(folder: Path) -> None:
-    """Make a new name last; where folders cannot be opened, the system does without."""
-    with suppress(PermissionError):
-        number = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(number)
-        finally:
-            os.close(number)
-
-
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 80 else f"{text[:77]}..."

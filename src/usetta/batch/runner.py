@@ -1,8 +1,8 @@
 """Classify any number of images into a directory of Parquet files, by any engine, and resume where it was stopped.
 
-Random draws are keyed by the content of an image, as everywhere in `Classifier`. So an answer depends on nothing but the
-image and the settings: not on the source it came from, nor on the images that travelled with it, on the worker or on
-the file that it is written to.
+Random draws are keyed by the content of an image, as everywhere in `Classifier`. So an answer depends on nothing but
+the image and the settings: not on the source it came from, nor on the images that travelled with it, on the worker or
+on the file that it is written to.
 """
 
 import hashlib
@@ -22,8 +22,7 @@ from usetta.adaptive import ADAPTIVE, Views
 from usetta.batch.parts import Parts, PredictionRow, SeenKeys
 from usetta.batch.sources import BatchImage, images
 from usetta.classifier import Classifier
-from usetta.distributed import Engine, Failed, LocalEngine
-from usetta.distributed.same_model import SameModel
+from usetta.distributed import Engine, Failed, LocalEngine, Shard, VerifiedLoader
 from usetta.images import ImageError
 from usetta.methods.recipe import Recipe
 from usetta.models import Model
@@ -110,6 +109,7 @@ def classify(
     column: str | None = None,
     reward_model: Model | None = None,
     engine: Engine | None = None,
+    shard: Shard | None = None,
     load: Callable[[], Model] | None = None,
     load_reward_model: Callable[[], Model] | None = None,
     log: Callable[[str], object] = lambda text: None,
@@ -118,8 +118,8 @@ def classify(
     """Classify the images of `sources` that the directory `out` lacks.
 
     `engine`: where this is done, by default in this process; workers elsewhere get the models by `load` and
-    `load_reward_model`, which are pickled. Unreadable images, and the progress every `period` seconds, are reported by
-    `log`.
+    `load_reward_model`, which are pickled. `shard`: the share of this process, if several write to `out`. Unreadable
+    images, and the progress every `period` seconds, are reported by `log`.
     """
     started = reported = time.monotonic()
     classifier = settings.classifier(model, reward_model)  # which checks the settings
@@ -129,13 +129,14 @@ def classify(
             raise ValueError("workers of an engine load their models themselves: pass load and load_reward_model")
         reward = None
         if reward_model is not None and load_reward_model:
-            reward = SameModel(load_reward_model, reward_model.fingerprint)
-        make_worker = _BatchWorkerFactory(settings, SameModel(load, model.fingerprint), reward)
+            reward = VerifiedLoader(load_reward_model, reward_model.fingerprint)
+        make_worker = _BatchWorkerFactory(settings, VerifiedLoader(load, model.fingerprint), reward)
     done = failed = before = 0
-    with closing(SeenKeys()) as seen, Parts(out, settings.facts(model, reward_model)) as parts:
+    with closing(SeenKeys()) as seen, Parts(out, settings.facts(model, reward_model), shard) as parts:
         for source, key in parts.finished():
             before += seen.add(source, key)
-        new = (image for image in images(sources, column) if seen.add(image.source, image.key))
+        mine = (shard or Shard()).take(images(sources, column))
+        new = (image for image in mine if seen.add(image.source, image.key))
         with closing((engine or LocalEngine()).run(make_worker, _batches(new))) as results:
             for batch, result in results:
                 for row in _failed_rows(batch, result) if isinstance(result, Failed) else result:
@@ -209,8 +210,8 @@ class _BatchWorkerFactory:
     """Makes a worker where it works; it is pickled, so it holds settings, not models."""
 
     settings: BatchSettings
-    load: SameModel
-    load_reward_model: SameModel | None
+    load: VerifiedLoader
+    load_reward_model: VerifiedLoader | None
 
     def __call__(self) -> BatchWorker:
         reward_model = self.load_reward_model() if self.load_reward_model else None

@@ -5,8 +5,7 @@ from usetta.cli import (  # noqa: F401  (they register their commands)
     classify,
     evaluate,
     listing,
-    report,
-    runs,
+    results,
     serve,
     train,
 )

@@ -101,7 +101,7 @@ def clear_errors() -> Iterator[None]:
     except BrokenPipeError:  # whoever read the answers has seen enough, which is no error to tell
         raise
     except (DataError, ImageError, ModelError, OSError, ValueError, sqlite3.Error) as error:
-        say(f"usetta: {error}")
+        echo(f"usetta: {error}")
         raise typer.Exit(2 if isinstance(error, ValueError) else 1) from error
 
 
@@ -127,7 +127,7 @@ def read_seeds(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(map(int, parts)))
 
 
-def say(text: str) -> None:
+def echo(text: str) -> None:
     """One line to standard error; written so that it lands above a progress bar, which typer.echo does not."""
     sys.stderr.write(text + "\n")
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from usetta.cli.app import AsJson, Compiled, Device, ModelName, Precision, app, clear_errors, say, split
+from usetta.cli.app import AsJson, Compiled, Device, ModelName, Precision, app, clear_errors, echo, split
 
 
 @app.command()
@@ -13,17 +13,17 @@ def bench(
     methods: Annotated[str, typer.Option("--methods", "-m", help="Methods; by default those of the paper.")] = "",
     model: ModelName = "auto",
     precision: Precision = "fp32",
-    device: Device = None,
+    device: Device = "auto",
     compiled: Compiled = False,
     weights: Annotated[
-        str | None, typer.Option(help="'random', to measure an architecture whose weights are not at hand.")
+        str | None, typer.Option(help="'random', to measure an architecture without its weights.")
     ] = None,
-    classes: Annotated[int, typer.Option(help="How many classes there are to choose from.", min=2)] = 100,
+    classes: Annotated[int, typer.Option(help="Number of classes.", min=2)] = 100,
     views: Annotated[int, typer.Option(help="Views per image.", min=2)] = 64,
     augmix: Annotated[bool, typer.Option("--augmix/--no-augmix", help="AugMix, or crops only.")] = True,
-    repeat: Annotated[int, typer.Option(help="The shortest of so many runs counts.", min=1)] = 3,
+    repeat: Annotated[int, typer.Option(help="Runs, of which the shortest counts.", min=1)] = 3,
     memory: Annotated[
-        bool, typer.Option("--memory/--no-memory", help="Memory as well, which takes a process for each method.")
+        bool, typer.Option("--memory/--no-memory", help="Also measure memory, in a process for each method.")
     ] = True,
     as_json: AsJson = False,
 ) -> None:
@@ -38,10 +38,10 @@ def bench(
 
     with clear_errors():
         job = measuring.BenchSettings(model, weights, classes, views, augmix, precision, device, compiled)
-        costs = measuring.measure(job, split(methods), repeat=repeat, memory=memory, say=say)
+        costs = measuring.measure(job, split(methods), repeat=repeat, memory=memory, log=echo)
         if as_json:
             typer.echo(json.dumps({"job": asdict(job), **asdict(costs)}, indent=1))
             return
-        name = model if weights else load_model(model).name
+        name = model if weights else load_model(model, precision="fp32").name
         for table in (measuring.efficiency_table(costs, job, name), measuring.stages_table(costs)):
             Console().print(terminal(table))

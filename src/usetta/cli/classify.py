@@ -27,12 +27,24 @@ from usetta.cli.app import (
     app,
     clear_errors,
     described,
+    echo,
     print_rows,
     read_views,
-    say,
 )
-from usetta.cli.batch import classify_to, refuse_without_out
-from usetta.cli.engines import Address, CpusPerWorker, EngineName, GpusPerWorker, Workers, loader, read_engine
+from usetta.cli.engines import (
+    Address,
+    CpusPerWorker,
+    EngineName,
+    GpusPerWorker,
+    Rank,
+    Workers,
+    WorldSize,
+    answers_alone,
+    for_workers,
+    loader,
+    read_engine,
+    read_shard,
+)
 from usetta.progress import track
 
 if TYPE_CHECKING:
@@ -40,8 +52,13 @@ if TYPE_CHECKING:
 
     from usetta.batch.runner import BatchSettings
     from usetta.classifier import Classifier
+    from usetta.distributed import RayEngine, Shard
     from usetta.models import Model
     from usetta.prediction import Prediction
+
+
+_ENDINGS = (".txt", ".parquet", ".pq", ".tar", ".tar.gz", ".tgz")
+"""Sources that may be large: standard output cannot be resumed, so these need --out."""
 
 
 @app.command()
@@ -78,6 +95,8 @@ def classify(
     workers: Workers = None,
     cpus_per_worker: CpusPerWorker = 1,
     gpus_per_worker: GpusPerWorker = 0,
+    rank: Rank = None,
+    world_size: WorldSize = None,
 ) -> None:
     """Classify images. Unreadable images are reported and skipped; the exit code is then 1.
 
@@ -108,11 +127,13 @@ def classify(
             cache=cache,
         )
         if out is not None:
-            classify_to(out, paths, asked, context, load, load_reward, where, column)
+            _classify_to(
+                out, paths, asked, context, load, load_reward, where, read_shard(rank, world_size, where), column
+            )
             return
         if where is not None:
             raise ValueError("answers from a cluster go to files: say where with --out DIR")
-        refuse_without_out(paths)
+        _refuse_without_out(paths)
         try:
             images = find_images(paths)
         except ImageError as error:
@@ -126,9 +147,9 @@ def classify(
             write(image, outcome)
             if isinstance(outcome, ImageError):
                 failed += 1
-                say(f"usetta: {outcome}")
+                echo(f"usetta: {outcome}")
     if failed:
-        say(f"usetta: {failed} of {len(images)} images could not be read")
+        echo(f"usetta: {failed} of {len(images)} images could not be read")
         raise typer.Exit(1)
 
 
@@ -199,9 +220,9 @@ def demo(
 
     with clear_errors():
         names = list(dict.fromkeys(known_methods.get(name).name for name in methods.split(",")))
-        images = demonstration.demo_dataset(say)
+        images = demonstration.demo_dataset(echo)
         loaded = load_model(model, precision="fp32")
-        say(f"model: {loaded.name}, {views} views of each of {len(images)} images")
+        echo(f"model: {loaded.name}, {views} views of each of {len(images)} images")
         demonstration.measure(loaded, images, names, views, out / "run")
         found = list(demonstration.answers(loaded, images, names, views))
         page = demonstration.write_pages(found, out, loaded, views)
@@ -224,6 +245,61 @@ def demo(
     typer.echo(f"report: {page}")
 
 
+def _refuse_without_out(sources: list[str]) -> None:
+    """Sources that may be large are for --out: standard output cannot be continued."""
+    for source in sources:
+        if source.startswith("@") or "://" in source or source.lower().endswith(_ENDINGS):
+            raise ValueError(f"{source} is a list, table, archive or URL: these need --out DIR")
+
+
+def _classify_to(
+    out: Path,
+    sources: list[str],
+    settings: "BatchSettings",
+    context: Path | None,
+    load: "Callable[..., Model]",
+    load_reward: "Callable[..., Model] | None",
+    engine: "RayEngine | None",
+    shard: "Shard",
+    column: str | None,
+) -> None:
+    """Classify into a directory; unreadable images are reported and counted, and the exit code is then 1."""
+    from usetta.batch.runner import classify
+    from usetta.batch.sources import check
+    from usetta.coop import load_context
+
+    check(sources)
+    model, reward_model = load(), load_reward() if load_reward else None
+    echo(f"model: {described(model)}")
+    if context:
+        settings = replace(settings, context=load_context(context, model))
+    try:
+        with answers_alone():
+            done = classify(
+                model,
+                settings,
+                sources,
+                out,
+                column=column,
+                reward_model=reward_model,
+                engine=engine,
+                shard=shard,
+                load=for_workers(load, engine.gpus if engine else 0),
+                load_reward_model=for_workers(load_reward, engine.gpus if engine else 0) if load_reward else None,
+                log=echo,
+                period=5 if sys.stderr.isatty() else 60,
+            )
+    except KeyboardInterrupt:
+        echo(f"usetta: stopped; what was computed is in {out}; rerun the same command to resume")
+        raise typer.Exit(130) from None
+    if not done.images + done.before:
+        raise ValueError(f"no images in {', '.join(sources)}")
+    echo(f"{done.images} images in {done.seconds:.0f} s, {done.before} were there already: {out}")
+    if done.failed:
+        echo(f"usetta: {done.failed} of {done.images} images could not be read")
+        raise typer.Exit(1)
+
+
 def _classifier(
     asked: "BatchSettings",
     context: Path | None,
@@ -233,7 +309,7 @@ def _classifier(
     from usetta.coop import load_context
 
     model = load()
-    say(f"model: {described(model)}")
+    echo(f"model: {described(model)}")
     settings = replace(asked, context=load_context(context, model) if context else None)
     return settings.classifier(model, load_reward() if load_reward else None)
 

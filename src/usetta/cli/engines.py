@@ -1,4 +1,4 @@
-"""Options that say where work is done, for the commands that can do it on a cluster."""
+"""Options that decide where work is done, for the commands that can spread it over processes and machines."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from usetta.distributed import RayEngine
+    from usetta.distributed import RayEngine, Shard
     from usetta.models import Model
 
 EngineName = Annotated[str, typer.Option("--engine", help="Where work is done: local, or ray for a Ray cluster.")]
@@ -18,10 +18,29 @@ Address = Annotated[
     str, typer.Option("--address", help="Of the Ray cluster: auto, host:port, or local for this machine alone.")
 ]
 Workers = Annotated[
-    int | None, typer.Option("--workers", help="Workers on the cluster; by default all it holds.", min=1)
+    int | None, typer.Option("--workers", help="Workers on the cluster; by default as many as fit.", min=1)
 ]
-CpusPerWorker = Annotated[float, typer.Option("--cpus-per-worker", help="CPUs, and threads, of a worker.", min=0.01)]
-GpusPerWorker = Annotated[float, typer.Option("--gpus-per-worker", help="GPUs of a worker: 0.25 shares one.", min=0)]
+CpusPerWorker = Annotated[
+    float, typer.Option("--cpus-per-worker", help="CPUs, and threads, of a Ray worker.", min=0.01)
+]
+GpusPerWorker = Annotated[
+    float, typer.Option("--gpus-per-worker", help="GPUs of a Ray worker: 0.25 lets four share one.", min=0)
+]
+# The variables that torchrun and Slurm set are read by `read_shard`, not by typer: a rank and a world size must come
+# from the same launcher, and typer would pick each by itself.
+Rank = Annotated[
+    int | None,
+    typer.Option(
+        "--rank",
+        help="Number of this process among --world-size processes that share the work, from 0. "
+        "Default: as torchrun or Slurm set it.",
+        min=0,
+    ),
+]
+WorldSize = Annotated[
+    int | None,
+    typer.Option("--world-size", help="How many processes share the work, each with this command. See --rank.", min=1),
+]
 
 
 def read_engine(name: str, address: str, workers: int | None, cpus: float, gpus: float) -> "RayEngine | None":
@@ -35,15 +54,29 @@ def read_engine(name: str, address: str, workers: int | None, cpus: float, gpus:
     return RayEngine(address, workers, cpus, gpus)
 
 
+def read_shard(rank: int | None, world_size: int | None, engine: "RayEngine | None" = None) -> "Shard":
+    """The share of this process, by flags or by the variables of torchrun and Slurm; the whole run without either.
+
+    With Ray the driver does everything: the variables of the Slurm job that it runs in are ignored, flags are refused.
+    """
+    from usetta.distributed import Shard
+
+    if engine is None:
+        return Shard.from_environment(rank, world_size)
+    if rank is not None or world_size is not None:
+        raise ValueError("--rank and --world-size share out work without Ray; leave them out with --engine ray")
+    return Shard()
+
+
 @contextmanager
 def answers_alone() -> Iterator[None]:
-    """Keep standard output for answers: Ray tells there of every worker that died."""
+    """Keep standard output for answers: Ray reports there every worker that died."""
     with redirect_stdout(sys.stderr):
         yield
 
 
 def loader(name: str, **options: Any) -> "Callable[..., Model]":
-    """Loads a model here or in a worker, which knows nothing of the folder that the command was given in."""
+    """Loads a model, here or in a worker. Workers start in another folder, so a path is made absolute."""
     from usetta.models import load_model
     from usetta.models.registry import canonical_name
 
@@ -54,5 +87,5 @@ def loader(name: str, **options: Any) -> "Callable[..., Model]":
 
 
 def for_workers(load: "Callable[..., Model]", gpus: float) -> "Callable[[], Model]":
-    """The same model, on the GPU where workers have one."""
+    """The same model, on the GPU if workers have one."""
     return partial(load, device="cuda") if gpus else load

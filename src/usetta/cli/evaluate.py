@@ -1,278 +1,156 @@
-"""Commands about runs: their tables, their rows for other programs, and the paper's tables and figures anew."""
+"""Commands that measure methods on datasets: `eval`, and `merge` for a run whose work was shared out."""
 
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from usetta.cli.app import Cache, ContextFile, Device, Limit, Precision, app, clear_errors, print_rows, read_seeds, say
-from usetta.cli.engines import loader
+from usetta.cli.app import (
+    Cache,
+    Compiled,
+    ContextFile,
+    Device,
+    Limit,
+    ModelName,
+    Precision,
+    RewardModel,
+    Templates,
+    ViewCount,
+    app,
+    clear_errors,
+    described,
+    echo,
+    read_seeds,
+    read_views,
+    split,
+)
+from usetta.cli.engines import (
+    Address,
+    CpusPerWorker,
+    EngineName,
+    GpusPerWorker,
+    Rank,
+    Workers,
+    WorldSize,
+    answers_alone,
+    for_workers,
+    loader,
+    read_engine,
+    read_shard,
+)
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
-    from usetta.data import Dataset
-    from usetta.evaluate.runner import EvalSummary
-    from usetta.evaluate.store import Store
-    from usetta.models import Model
-    from usetta.report.items import PaperItem
-    from usetta.report.tables import Table
-
-Run = Annotated[Path, typer.Argument(help="Directory of a run.", metavar="RUN")]
-Format = Annotated[str, typer.Option("--format", "-f", help="terminal, markdown, latex, csv or json.")]
-
-
-@app.command()
-def table(
-    run: Run,
-    shape: Format = "terminal",
-    metric: Annotated[
-        str | None, typer.Option(help="top1 (the default), top5, ece, nll, brier, skip_ratio or seconds_per_image.")
+@app.command("eval")
+def evaluate(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Directory of the run; the same command continues it.")],
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Folder of the datasets, or one dataset.", envvar="USETTA_DATA")
     ] = None,
-    dataset: Annotated[str | None, typer.Option("--dataset", "-d", help="All metrics on this dataset.")] = None,
-    against: Annotated[
-        str | None, typer.Option(help="Differences in accuracy from this method, with confidence intervals.")
-    ] = None,
-    no_paper: Annotated[bool, typer.Option("--no-paper", help="Without the paper's numbers.")] = False,
-) -> None:
-    """Show the results of a run as a table."""
-    from usetta.evaluate.store import Store
-    from usetta.report.results import accuracy_table, differences_table, metrics_table
-
-    with clear_errors():
-        _check_format(shape)
-        if sum(each is not None for each in (metric, dataset, against)) > 1:
-            raise ValueError("choose one of --metric, --dataset and --against")
-        with Store(run, create=False) as store:
-            if dataset is not None:
-                found = metrics_table(store, dataset)
-            elif against is not None:
-                found = differences_table(store, against)
-            else:
-                found = accuracy_table(store, metric=metric or "top1", paper=not no_paper)
-        _print(found, shape)
-
-
-@app.command()
-def export(
-    run: Run,
-    file: Annotated[Path, typer.Argument(help="File to write: .parquet, .csv, .json or .jsonl.", metavar="FILE")],
-) -> None:
-    """Write all rows of a run to a file for other programs, one for each image, seed and method."""
-    from usetta.evaluate.export import export as write
-    from usetta.evaluate.store import Store
-
-    with clear_errors(), Store(run, create=False) as store:
-        count = write(store, file)
-    typer.echo(f"{count} rows: {file}")
-
-
-@app.command()
-def reproduce(
-    name: Annotated[
-        str | None, typer.Argument(help="A table or figure: table-1, figure-3. Without it, all are listed.")
-    ] = None,
-    listed: Annotated[bool, typer.Option("--list", help="List the tables and figures, and what they take.")] = False,
-    data: Annotated[Path | None, typer.Option("--data", help="Folder of the datasets.", envvar="USETTA_DATA")] = None,
-    model: Annotated[str | None, typer.Option("--model", help="Another model than the paper's.")] = None,
+    datasets: Annotated[
+        str, typer.Option("--datasets", "-d", help="Names, folders or lists of images: 'dtd,pets'. Default: all.")
+    ] = "",
+    methods: Annotated[str, typer.Option("--methods", "-m", help="Methods to compare.")] = "clip,se,use",
+    model: ModelName = "auto",
     precision: Precision = "fp32",
     device: Device = "auto",
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Directory of the run; by default one in runs/ for each model.")
-    ] = None,
-    seeds: Annotated[str | None, typer.Option(help="Seeds of the views, such as 0,1,2; by default two.")] = None,
-    limit: Limit = None,
+    compiled: Compiled = False,
+    seeds: Annotated[str, typer.Option(help="Seeds of the views.")] = "0",
+    template: Templates = None,
     context: ContextFile = None,
+    reward_model: RewardModel = None,
+    views: ViewCount = "64",
+    augmix: Annotated[
+        bool | None, typer.Option("--augmix/--no-augmix", help="AugMix, or crops only; by default as in the paper.")
+    ] = None,
+    limit: Limit = None,
     cache: Cache = None,
-    shape: Format = "terminal",
+    half_features: Annotated[
+        bool, typer.Option("--half-features", help="Round features to half precision: half the space in the cache.")
+    ] = False,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Images that go through a method together; default: 1 on a CPU, else 8.", min=1)
+    ] = None,
+    threads: Annotated[int, typer.Option(help="Threads that decode images and make views.", min=1)] = 2,
+    engine: EngineName = "local",
+    address: Address = "auto",
+    workers: Workers = None,
+    cpus_per_worker: CpusPerWorker = 1,
+    gpus_per_worker: GpusPerWorker = 0,
+    rank: Rank = None,
+    world_size: WorldSize = None,
 ) -> None:
-    """Measure what a table or figure of the paper needs, and show it beside the paper's numbers.
+    """Measure methods on datasets, and print a table. Rerun the same command to resume.
 
-    Datasets that are not there are left out and named. Rerun the same command to resume.
+    Unreadable images are reported and left out; the exit code is then 1.
     """
-    from usetta.evaluate.store import Store
-    from usetta.report import reproduce as paper
+    from rich.console import Console
 
-    if listed or name is None:
-        _list_items()
-        return
-    bad, drawn = 0, True
+    from usetta.data import load_datasets
+    from usetta.evaluate.merge import shard_folder
+    from usetta.evaluate.runner import EvalSettings
+    from usetta.evaluate.runner import evaluate as run
+    from usetta.evaluate.store import Store
+    from usetta.report.results import accuracy_table
+    from usetta.report.tables import terminal
+
     with clear_errors():
-        _check_format(shape)
-        item = paper.get(name)
-        numbers = read_seeds(seeds) if seeds else item.seeds
-        if item.coop and context is None:
-            raise ValueError(f"{item.name} starts from CoOp's context: give it with --context")
-        if context is not None and not item.coop:
-            raise ValueError(f"{item.name} starts from no learned context")
-        sets = _present(item, data)
-        if item.kind == "size":
-            _print(paper.sizes_table({each.name: (len(each), len(each.classes)) for each in sets}), shape)
-            return
-        models = (model,) if model else item.models
-        for each in models:
-            folder = _folder(item, each, out, alone=len(models) == 1)
-            if sets:
-                load = loader(each, precision=precision, device=device)
-                done = _measure(item, sets, load, folder, numbers, limit, context, cache)
-                bad += done.failed if done else 0
-            with Store(folder, create=False) as store:
-                drawn &= _show(item, store, shape)
-    if bad:
-        say(f"usetta: {bad} images could not be read and are left out")
-    if bad or not drawn:
+        sets = load_datasets(split(datasets), data)
+        numbers = read_seeds(seeds)
+        where = read_engine(engine, address, workers, cpus_per_worker, gpus_per_worker)
+        shard = read_shard(rank, world_size, where)
+        computing = {"precision": precision, "device": device, "compiled": compiled}
+        load, load_reward = loader(model, **computing), loader(reward_model, **computing) if reward_model else None
+        settings = EvalSettings(read_views(views), tuple(template or ()), context, augmix, half_features)
+        loaded, loaded_reward = load(), load_reward() if load_reward else None
+        sizes = ", ".join(f"{dataset.name} ({len(dataset)} images)" for dataset in sets)
+        echo(f"model: {described(loaded)}; {sizes}")
+        try:
+            with answers_alone():
+                done = run(
+                    loaded,
+                    sets,
+                    split(methods),
+                    out,
+                    settings,
+                    seeds=numbers,
+                    limit=limit,
+                    reward_model=loaded_reward,
+                    cache=cache,
+                    batch_size=batch_size,
+                    threads=threads,
+                    engine=where,
+                    shard=shard,
+                    load=for_workers(load, gpus_per_worker),
+                    load_reward_model=for_workers(load_reward, gpus_per_worker) if load_reward else None,
+                    log=echo,
+                )
+        except KeyboardInterrupt:
+            echo(f"usetta: stopped; what was computed is in {out}; rerun the same command to resume")
+            raise typer.Exit(130) from None
+        echo(f"{done.images} images in {done.seconds:.0f} s, {done.encoded} of them through the image tower")
+        with Store(shard_folder(out, shard), create=False) as store:
+            Console().print(terminal(accuracy_table(store)))
+        if not shard.is_whole:
+            echo(f"this is shard {shard.name}; when all are done: usetta merge {out}")
+    if done.failed:
+        echo(f"usetta: {done.failed} images could not be read and are left out")
         raise typer.Exit(1)
 
 
-def _list_items() -> None:
-    from usetta.report.items import ITEMS
+@app.command()
+def merge(
+    run: Annotated[Path, typer.Argument(help="Directory of a run.", metavar="RUN")],
+    allow_missing: Annotated[
+        bool, typer.Option("--allow-missing", help="Merge the shards that are there, even if some are not.")
+    ] = False,
+) -> None:
+    """Put together a run whose work was shared out with --rank and --world-size. Can be repeated at any time."""
+    from usetta.evaluate.merge import merge_shards
 
-    print_rows(
-        [
-            {
-                "name": item.name,
-                "shows": item.shows,
-                "model": ", ".join(item.models) or "-",
-                "datasets": len(item.datasets),
-                "methods": len(item.methods),
-                "seeds": len(item.seeds),
-                "prompt": "CoOp's context" if item.coop else "7 templates" if item.ensemble else "-",
-            }
-            for item in ITEMS.values()
-        ],
-        as_json=False,
-    )
-
-
-def _check_format(shape: str) -> None:
-    from usetta.report.tables import FORMATS
-
-    known = ("terminal", *FORMATS)
-    if shape not in known:
-        raise ValueError(f"unknown format {shape!r}; known are {', '.join(known)}")
-
-
-def _print(found: "Table", shape: str) -> None:
-    from usetta.report.tables import FORMATS, terminal
-
-    if shape == "terminal":
-        from rich.console import Console
-
-        Console().print(terminal(found))
-    else:
-        typer.echo(FORMATS[shape](found), nl=False)
-
-
-def _present(item: "PaperItem", data: Path | None) -> "list[Dataset]":
-    """The datasets that are there; which are not is told."""
-    from usetta.data import DataError
-    from usetta.data.benchmark import get_benchmark
-    from usetta.data.dataset import AbsentError, NoListError
-    from usetta.data.registry import read_benchmark
-
-    if data is None:
-        say("no folder of datasets (--data), so nothing is measured")
-        return []
-    root = data.expanduser().absolute()
-    if not root.is_dir():
-        raise ValueError(f"{root} is not a folder" if root.exists() else f"{root} does not exist")
-    found, absent = [], []
-    for name in item.datasets:
-        try:
-            reading = read_benchmark(get_benchmark(name), root)
-        except (AbsentError, NoListError):
-            absent.append(name)
-        except DataError as error:
-            say(f"left out: {error}")
-        else:
-            if reading.missing:
-                say(f"left out: {name}, which is incomplete; the first that is missing is {reading.missing[0]}")
-            else:
-                found.append(reading.dataset)
-    if absent:
-        say(f"not in {data}: {', '.join(absent)} (`usetta data check` tells more)")
-    return found
-
-
-def _folder(item: "PaperItem", model: str, out: Path | None, *, alone: bool) -> Path:
-    """The directory of a run; what must not be mixed with other prompts or models has one of its own."""
-    name = re.sub(r"[^\w.-]+", "-", model).strip("-")
-    if out is not None:
-        return out if alone else out / name
-    return Path("runs") / f"paper-{name}{'-coop' if item.coop else '-ensemble' if item.ensemble else ''}"
-
-
-def _measure(
-    item: "PaperItem",
-    sets: "list[Dataset]",
-    load: "Callable[[], Model]",
-    out: Path,
-    seeds: tuple[int, ...],
-    limit: int | None,
-    context: Path | None,
-    cache: Path | None,
-) -> "EvalSummary | None":
-    """Compute what the run lacks, if anything."""
-    from usetta.evaluate.runner import EvalSettings, evaluate
-    from usetta.evaluate.store import FILE, Store
-    from usetta.report.reproduce import needed
-
-    sizes = {each.name: min(len(each), limit or len(each)) for each in sets}
-    if (out / FILE).is_file():
-        with Store(out) as store:
-            missing = needed(item, store, seeds=seeds, images=sizes)
-        if not any(each.dataset in sizes for each in missing):
-            return None
-    loaded = load()
-    methods = _possible(item, loaded)
-    say(f"model: {loaded.name}, {', '.join(f'{each.name} ({sizes[each.name]} images)' for each in sets)}")
-    try:
-        return evaluate(
-            loaded,
-            sets,
-            methods,
-            out,
-            EvalSettings(templates=item.templates, context=context),
-            seeds=seeds,
-            limit=limit,
-            cache=cache,
-            log=say,
-        )
-    except KeyboardInterrupt:
-        say(f"usetta: stopped; what was computed is in {out}, rerun the same command to resume")
-        raise typer.Exit(130) from None
-
-
-def _possible(item: "PaperItem", model: "Model") -> list[str]:
-    """The methods of an item that a model can run; those it cannot are told."""
-    from usetta import methods
-
-    try:
-        model.last_blocks()
-    except ValueError as error:
-        without = [method for method in item.methods if methods.get(method).needs_hidden]
-        if without:
-            say(f"left out: {', '.join(without)}; {error}")
-        return [method for method in item.methods if method not in without]
-    return list(item.methods)
-
-
-def _show(item: "PaperItem", store: "Store", shape: str) -> bool:
-    """Print a table, or write a figure and print where; False if there is nothing to draw."""
-    from usetta.report.reproduce import as_figures, as_table
-
-    if item.kind != "figure":
-        _print(as_table(item, store), shape)
-        return True
-    from usetta.report.figures import save
-
-    drawn = as_figures(item, store)
-    for note in drawn.notes:
-        say(note)
-    for name, figure in drawn.figures.items():
-        for path in save(figure, store.folder / name):
-            typer.echo(path)
-    if not drawn.figures:
-        say(f"usetta: the run in {store.folder} has nothing to draw for {item.name}")
-    return bool(drawn.figures)
+    with clear_errors():
+        done = merge_shards(run, echo, allow_missing=allow_missing)
+    if done.missing:
+        echo(f"usetta: without the missing shards {', '.join(done.missing)}")
+    if done.failed:
+        echo(f"usetta: {done.failed} images could not be read and are left out")
+    typer.echo(f"{done.shards} shards, {done.new_rows} new rows: {run}")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from usetta.cli.app import AsJson, DataRoot, clear_errors, data_app, ls_app, models_app, print_rows, say
+from usetta.cli.app import AsJson, DataRoot, clear_errors, data_app, echo, ls_app, models_app, print_rows
 
 
 @ls_app.command("methods")
@@ -21,9 +21,9 @@ def ls_methods(as_json: AsJson = False) -> None:
     rows = [{"name": name, "description": methods.get(name).description} for name in methods.names()]
     print_rows(rows, as_json)
     if not as_json:
-        say("another readout: tpt+se, of")
-        say(f"  {', '.join(READOUTS)}")
-        say("other settings: use:steps=4:gamma=0.2")
+        echo("another readout: tpt+se, of")
+        echo(f"  {', '.join(READOUTS)}")
+        echo("other settings: use:steps=4:gamma=0.2")
 
 
 @ls_app.command("models")
@@ -40,7 +40,7 @@ def ls_datasets(as_json: AsJson = False) -> None:
     from usetta.data import list_datasets
 
     columns = ("name", "title", "family", "images", "classes")
-    print_rows([{column: getattr(each, column) for column in columns} for each in list_datasets()], as_json)
+    print_rows([{column: getattr(dataset, column) for column in columns} for dataset in list_datasets()], as_json)
 
 
 @models_app.command("pull")
@@ -49,7 +49,7 @@ def pull(name: Annotated[str, typer.Argument(help="A name from `usetta ls models
     from usetta.models import pull_model
 
     with clear_errors():
-        where = pull_model(name, say)
+        where = pull_model(name, echo)
     typer.echo(f"{name}: ready in {where}")
 
 
@@ -93,7 +93,7 @@ def data_fetch(
     from usetta.data import fetch
 
     with clear_errors():
-        fetched = fetch(name, root, say, keep_archive=keep_archive)
+        fetched = fetch(name, root, echo, keep_archive=keep_archive)
     report = fetched.report
     typer.echo(f"{report.name}: {report.state}" + (f" in {report.where}" if report.where else ""))
     for number, step in enumerate(fetched.by_hand, 1):

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from usetta.cli.app import ContextFile, Device, ModelName, Precision, app, clear_errors, say
+from usetta.cli.app import ContextFile, Device, ModelName, Precision, app, clear_errors, echo
 from usetta.serve.settings import Limits, Settings
 
 _LIMITS, _SETTINGS = Limits(), Settings()
@@ -21,11 +21,19 @@ def serve(
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
     model: ModelName = _SETTINGS.model,
     precision: Precision = _SETTINGS.precision,
-    device: Device = None,
-    also: Annotated[
-        list[str] | None, typer.Option("--also", help="Another model that requests may name; must be on this machine.")
+    device: Device = _SETTINGS.device,
+    extra_model: Annotated[
+        list[str] | None,
+        typer.Option("--extra-model", help="Another model that requests may name; must be on this machine."),
+    ] = None,
+    reward_model: Annotated[
+        str | None,
+        typer.Option(
+            help="The model that RLCF gets its rewards from; must be on this machine. Default: the same model."
+        ),
     ] = None,
     context: ContextFile = None,
+    cache: Annotated[Path | None, typer.Option(help="Folder that keeps features of views.")] = None,
     max_upload: Annotated[int, typer.Option(help="Bytes of a request.", min=1)] = _LIMITS.upload,
     max_pixels: Annotated[int, typer.Option(help="Pixels of an image.", min=1)] = _LIMITS.pixels,
     max_classes: Annotated[int, typer.Option(help="Classes in a request.", min=1)] = _LIMITS.classes,
@@ -36,7 +44,7 @@ def serve(
     max_views: Annotated[int, typer.Option(help="Views of an image.", min=1)] = _LIMITS.views,
     max_steps: Annotated[int, typer.Option(help="Tuning steps of a method.", min=1)] = _LIMITS.steps,
     max_images: Annotated[int, typer.Option(help="Images in a batch.", min=1)] = _LIMITS.images,
-    max_queue: Annotated[int, typer.Option(help="Requests at one time; more are told to wait.", min=1)] = _LIMITS.queue,
+    max_queue: Annotated[int, typer.Option(help="Requests at one time; more are refused.", min=1)] = _LIMITS.queue,
     timeout: Annotated[float, typer.Option(help="Seconds for a request.", min=0.1)] = _LIMITS.seconds,
     threads: Annotated[int, typer.Option(help="Threads that decode images and make views.", min=1)] = (
         _SETTINGS.threads
@@ -47,18 +55,20 @@ def serve(
     page: Annotated[bool, typer.Option(help="Whether there is a web page at /, beside the API.")] = True,
     api_key: Annotated[
         list[str] | None,
-        typer.Option("--api-key", help="A key that requests must bring; may be repeated.", envvar="USETTA_API_KEYS"),
+        typer.Option("--api-key", help="A key that requests must send; may be repeated.", envvar="USETTA_API_KEYS"),
     ] = None,
     api_key_file: Annotated[Path | None, typer.Option(help="A file with one key per line.")] = None,
 ) -> None:
-    """Answer over HTTP, until SIGTERM or Ctrl-C. The log goes to standard output, one JSON object per line."""
+    """Answer over HTTP until SIGTERM or Ctrl-C. The log goes to standard output, one JSON object per line."""
     with clear_errors():
         settings = Settings(
             model=model,
             precision=precision,
             device=device,
-            also=tuple(also or ()),
+            extra_models=tuple(extra_model or ()),
+            reward_model=reward_model,
             context=context,
+            cache=cache,
             keys=(*(api_key or ()), *_keys_in(api_key_file)),
             limits=Limits(
                 upload=max_upload,
@@ -77,23 +87,21 @@ def serve(
             text_bytes=text_memory,
         )
         try:
-            from usetta.serve import log
-            from usetta.serve.server import run
+            from usetta.serve.app import run
+            from usetta.serve.monitoring import configure_log
         except ModuleNotFoundError as error:
-            say(f"usetta: the server needs {error.name}: pip install 'usetta[serve]'")
+            echo(f"usetta: the server needs {error.name}: pip install 'usetta[serve]'")
             raise typer.Exit(1) from error
         if not settings.keys and not _is_loopback(host):
-            say(
-                f"usetta: WARNING: anybody who reaches {host}:{port} can use this server: give it keys (--api-key-file)"
-            )
-        log.configure()
+            echo(f"usetta: WARNING: anybody who reaches {host}:{port} can use this server; set keys (--api-key-file)")
+        configure_log()
         run(settings, host, port)
 
 
 def _has_gradio() -> bool:
     if find_spec("gradio") is not None:
         return True
-    say("usetta: there is no web page, for it needs gradio: pip install 'usetta[serve]' (--no-page to do without)")
+    echo("usetta: no web page: gradio is not installed; pip install 'usetta[serve]' (or --no-page to do without)")
     return False
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from usetta.cli.app import ModelName, clear_errors, coop_app, say
+from usetta.cli.app import ModelName, clear_errors, coop_app, echo
 
 
 @coop_app.command("train")
@@ -47,10 +47,10 @@ def coop_train(
         if shown.labels is None:
             raise ValueError(f"the images of {folder} have no labels to learn from")
         loaded = load_model(model, precision="fp32")
-        say(f"model: {loaded.name}, up to {shots} images of each of {len(shown.classes)} classes")
+        echo(f"model: {loaded.name}, up to {shots} images of each of {len(shown.classes)} classes")
         paths = [item.path for item in shown]
         with FeatureCache(cache_dir() / "coop" / "features") as cache:
-            train_context(loaded, paths, shown.labels, shown.classes, recipe, out=out, say=say, cache=cache)
+            train_context(loaded, paths, shown.labels, shown.classes, recipe, out=out, log=echo, cache=cache)
         losses = read_context_file(out)[0][LOSSES].tolist()
-    say(f"loss: {losses[0]:.3f} in the first epoch, {losses[-1]:.3f} in the last")
+    echo(f"loss: {losses[0]:.3f} in the first epoch, {losses[-1]:.3f} in the last")
     typer.echo(f"context: {out}")

@@ -1,11 +1,11 @@
 """Learned contexts as files: CoOp's own checkpoints, and safetensors with what is needed to know where they came from.
 
-A checkpoint of CoOp is a pickle of its whole training: beside the context there are the optimiser, and a scheduler that
-holds the optimiser as an object once more. Nothing of that is wanted, so the names that such files are known to hold
-are given to PyTorch's restricted unpickler as classes that do nothing; every other name is refused, and no code is run.
+A checkpoint of CoOp is a pickle of its whole training: beside the context it holds the optimiser, and a scheduler that
+holds the optimiser as an object once more. None of that is needed, so the classes that such files are known to name are
+replaced by classes that do nothing in PyTorch's restricted unpickler; every other name is refused, and no code is run.
 
-Contexts of two text towers often have the same shape, and the wrong one gives plausible and bad answers. Both kinds of
-file therefore tell their tower, by the embedding of its first token.
+Contexts of two text towers often have the same shape, and the wrong one gives plausible but bad answers. Both kinds of
+file therefore identify their tower, by the embedding of its first token.
 """
 
 import pickle
@@ -23,18 +23,18 @@ from safetensors.torch import save
 from torch import Tensor
 
 from usetta import __version__
+from usetta.files import write_atomically
 from usetta.models.base import Model, ModelError, TextTower
-from usetta.models.package_files import write_atomically
 from usetta.prompts import DEFAULT_TEMPLATE
 
 Tensors = dict[str, Tensor]
 
 CONTEXT, START, LOSSES, MOMENTUM = "context", "start_token", "losses", "momentum"
-"""The tensors of our files: (n, W); (W,), the embedding of the tower's first token; (epochs,), the mean losses; and
-(n, W) as long as a training is not finished."""
+"""The tensors of our files: the context (n, W); the embedding (W,) of the tower's first token; the mean loss of each
+epoch (epochs,); and, as long as a training is not finished, the optimiser's momentum (n, W)."""
 
 _COOP = {"ctx", "token_prefix", "token_suffix"}
-"""The tensors of CoOp's: the context, and the embeddings around it for the classes it was trained on."""
+"""The tensors of CoOp's files: the context, and the embeddings around it for the classes it was trained on."""
 
 _DAMAGE = (
     *(RuntimeError, ValueError, EOFError, LookupError, AssertionError, TypeError, AttributeError),
@@ -58,26 +58,27 @@ def load_context(path: str | PathLike[str], model: Model | None = None) -> Tenso
 
 
 def _check_tower(tensors: Tensors, metadata: dict[str, str], model: Model, path: str | PathLike[str]) -> None:
-    """Refuse a context of another text tower; precision may differ."""
+    """Refuse a context of another text tower."""
     width, own = tensors[CONTEXT].shape[1], start_token(model.text)
     if width != len(own):
         raise ModelError(f"{path} is for a text tower of width {width}, but that of {model.name} has {len(own)}")
     start = tensors.get(START, own).to(own)
+    # The tolerance lets the same tower in another precision pass; two different towers are far apart.
     if start.shape != own.shape or not torch.allclose(start, own, rtol=0.02, atol=0.02 * float(own.abs().mean())):
         learned = f" (it was learned with {metadata['model']})" if "model" in metadata else ""
         raise ModelError(f"{path} is for another text tower than that of {model.name}{learned}")
 
 
 def save_context(
-    path: str | PathLike[str], context: Tensor, metadata: Mapping[str, object] | None = None, **beside: Tensor
+    path: str | PathLike[str], context: Tensor, metadata: Mapping[str, object] | None = None, **more: Tensor
 ) -> None:
-    """Write `context` (n, W), with `metadata` and further tensors `beside` it, as a whole or not at all.
+    """Write `context` (n, W) with `metadata` and `more` tensors, as a whole or not at all.
 
-    Metadata that is known here: `template`, with which the context was learned (see `template_of`), and `model`.
+    Metadata with a meaning here: `template`, with which the context was learned (see `template_of`), and `model`.
     """
     _check(context, "the context")
     texts = {key: str(value) for key, value in {"usetta": __version__, **(metadata or {})}.items()}
-    tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in {CONTEXT: context, **beside}.items()}
+    tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in {CONTEXT: context, **more}.items()}
     write_atomically(Path(path), save(tensors, metadata=texts))
 
 
@@ -94,7 +95,7 @@ def template_for(context: Tensor) -> str:
 
 
 def start_token(tower: TextTower) -> Tensor:
-    """The embedding (W,) of the first token of a text, which tells one tower from another."""
+    """The embedding (W,) of the first token of a text, which distinguishes one tower from another."""
     with torch.no_grad():
         embedding = tower.embed(tower.tokenize([""])[:, :1])[0, 0]
     return embedding.to(torch.promote_types(embedding.dtype, torch.float32))
@@ -106,18 +107,19 @@ def read_context_file(path: Path) -> tuple[Tensors, dict[str, str]]:
         raise ModelError(f"{path} is not a file" if path.exists() else f"{path} does not exist")
     try:
         with path.open("rb") as file:
-            start = file.read(64)
-        if start.startswith(b"version https://git-lfs"):
+            head = file.read(64)
+        if head.startswith(b"version https://git-lfs"):
             raise ModelError(f"{path} is a git-lfs pointer, not the file: run `git lfs pull` where it came from")
-        tensors, metadata = _read_safetensors(path) if start[8:9] == b"{" else (_read_pickle(path), {})
+        # A file of safetensors starts with eight bytes of length and then JSON; no pickle has a brace there.
+        tensors, metadata = _read_safetensors(path) if head[8:9] == b"{" else (_read_pickle(path), {})
     except SafetensorError as error:
         raise ModelError(f"{path} is damaged, perhaps cut off while downloading ({error})") from None
     except _DAMAGE as error:
-        named = re.search(r"GLOBAL ([\w.]+)", str(error))
-        if isinstance(error, pickle.UnpicklingError) and named:
+        refused = re.search(r"GLOBAL ([\w.]+)", str(error))
+        if isinstance(error, pickle.UnpicklingError) and refused:
             raise ModelError(
-                f"{path} holds {named[1]}, which is neither a tensor nor known from checkpoints of CoOp: it could run "
-                "code, so nothing of the file is used"
+                f"{path} holds {refused[1]}, which is neither a tensor nor known from checkpoints of CoOp: it could "
+                "run code, so nothing of the file is used"
             ) from None
         raise ModelError(f"{path} is damaged, or not a file with a learned context") from None
     except OSError as error:
@@ -164,7 +166,7 @@ def _from_coop(state: Mapping[str, Any], path: Path) -> Tensors:
 
 
 def _check(context: Tensor, source: str) -> Tensor:
-    """`context` in at least single precision, if it is one."""
+    """`context` in at least single precision; an error if it is none."""
     if context.ndim == 3:
         raise ModelError(
             f"{source} holds a context for each of {len(context)} classes; only one that all classes share is supported"
@@ -179,7 +181,7 @@ def _check(context: Tensor, source: str) -> Tensor:
 
 
 class _Inert:
-    """An object that was made of anything, took any state, and does nothing."""
+    """Takes any arguments and any state, and does nothing."""
 
     def __new__(cls, *args: object) -> Any:
         return super().__new__(cls)
@@ -189,24 +191,25 @@ class _Inert:
 
 
 class _InertMapping(_Inert):
-    """Becomes a plain dict, since the unpickler puts items into nothing else."""
+    """Becomes a plain dict, since the unpickler sets items of nothing else."""
 
     def __new__(cls, *args: object) -> Any:
         return {}
 
 
-def _named(name: str, kind: type[_Inert]) -> Any:
+def _inert_class(name: str, kind: type[_Inert]) -> Any:
+    """A class that the unpickler takes for the one called `name`."""
     module, _, own = name.rpartition(".")
     return type(own, (kind,), {"__module__": module})
 
 
 _INERT = [
-    _named("collections.defaultdict", _InertMapping),
+    _inert_class("collections.defaultdict", _InertMapping),
     *(
-        _named(name, _Inert)
+        _inert_class(name, _Inert)
         for name in (
-            "torch.optim.lr_scheduler.CosineAnnealingLR",  # what the warm-up scheduler of Dassl hands over to
-            "torch.optim.sgd.SGD",  # what that one holds
+            "torch.optim.lr_scheduler.CosineAnnealingLR",  # what Dassl's warm-up scheduler continues with
+            "torch.optim.sgd.SGD",  # which that one holds
             "builtins.dict",  # the default of the optimiser's state
             "numpy.core.multiarray.scalar",  # validation results
             "numpy._core.multiarray.scalar",

@@ -1,7 +1,7 @@
 """The few labelled images that a context is learned from: drawn by seed, encoded once.
 
-Drawing opens each image, so that a bad one is reported and the next of its class takes its place. Which images were
-drawn is known before anything is encoded.
+Drawing opens each image, so that a bad one is reported and the next of its class is drawn instead. So it is known which
+images a context is learned from before anything is encoded.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,9 +41,9 @@ def draw_shots(
     classes: Sequence[str],
     count: int,
     seed: int,
-    say: Callable[[str], object],
+    log: Callable[[str], object],
 ) -> list[Shot]:
-    """Up to `count` images of each class, drawn at random; one that cannot be read is told and replaced."""
+    """Up to `count` images of each class, drawn at random; one that cannot be read is logged and replaced."""
     if len(images) != len(labels):
         raise ValueError(f"every image needs a label, but there are {len(images)} images and {len(labels)} labels")
     by_class: list[list[ImageSource]] = [[] for _ in classes]
@@ -60,10 +60,10 @@ def draw_shots(
             try:
                 drawn.append(Shot(candidates[i], label, image_id(open_image(candidates[i]))))
             except ImageError as error:
-                say(f"left out: {error}")
+                log(f"left out: {error}")
         if not drawn:
-            have = "none of its images can be read" if candidates else "it has no images"
-            raise ValueError(f"class {classes[label]!r} cannot be learned: {have}")
+            why = "none of its images can be read" if candidates else "it has no images"
+            raise ValueError(f"class {classes[label]!r} cannot be learned: {why}")
         shots += drawn
     return shots
 

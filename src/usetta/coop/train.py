@@ -4,8 +4,8 @@ CoOp augments anew in every epoch and encodes every image again. The image tower
 fixed number of views, which are encoded once, and every epoch takes one of them at random. All the rest is CoOp's:
 loss, optimiser, schedule, batches.
 
-The file is written after every epoch with all that the next one depends on, and an epoch draws from a generator of its
-own. So the same call goes on where the last one was stopped, and ends with the same bits.
+The file is written after every epoch with everything that the next one depends on, and an epoch draws from a generator
+of its own. So the same call continues where the last one was stopped, and ends with the same bits.
 """
 
 import hashlib
@@ -30,8 +30,8 @@ from usetta.prompts import DEFAULT_TEMPLATE, ClassPrompts
 
 _STD = 0.02  # of a context that starts at random
 
-_HIDDEN = {"fingerprint": "another model", "class_names": "other classes", "image_ids": "other images"}
-"""What it means if these entries of two trainings differ; the others are told by their values."""
+_HASHED = {"fingerprint": "another model", "class_names": "other classes", "image_ids": "other images"}
+"""What it means if these entries of two trainings differ, which are hashes; of the others the values are reported."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class CoOpRecipe:
 
 
 @dataclass(frozen=True)
-class _State:
+class _TrainingState:
     """A training after as many epochs as there are losses."""
 
     context: Tensor
@@ -98,34 +98,32 @@ def train_context(
     recipe: CoOpRecipe | None = None,
     *,
     out: str | PathLike[str] | None = None,
-    say: Callable[[str], object] = warnings.warn,
+    log: Callable[[str], object] = warnings.warn,
     progress: bool | None = None,
     cache: FeatureCache | None = None,
 ) -> Tensor:
-    """The context (n, W) that tells `classes` apart on shots of `images`; `labels` are positions in `classes`.
+    """The context (n, W) that separates `classes` best on shots of `images`; `labels` are positions in `classes`.
 
-    out: the file to write after every epoch. If it is there already, this training goes on from it, or is found to be
-    finished; a file of another training is never overwritten.
-    say: is told of images that cannot be read and are left out, and of where a training goes on.
+    out: the file to write after every epoch. If it exists, this training continues from it, or is finished already;
+    a file of another training is never overwritten.
+    log: called with a line about each image that cannot be read and is left out, and about where a training continues.
     cache: keeps features of views from one call to the next.
     """
     recipe = recipe or CoOpRecipe()
     prompts = ClassPrompts(model.text, classes, recipe.template)
     if not len(prompts.context):
-        raise ValueError(
-            f"the template {recipe.template!r} has no words before '{{}}' that a context could stand in for"
-        )
-    shots = draw_shots(images, labels, classes, recipe.shots, recipe.seed, say)
+        raise ValueError(f"the template {recipe.template!r} has no words before '{{}}' that a context could replace")
+    shots = draw_shots(images, labels, classes, recipe.shots, recipe.seed, log)
     file = _ContextFile(Path(out), _describe(model, shots, classes, recipe), model) if out is not None else None
-    state = (file.read(prompts.context) if file else None) or _first(prompts, recipe)
+    state = (file.read(prompts.context) if file else None) or _first_state(prompts, recipe)
     done = len(state.losses)
     if done:
-        now = "is finished already" if done == recipe.epochs else f"goes on after epoch {done} of {recipe.epochs}"
-        say(f"{out}: the training {now}")
+        now = "is finished already" if done == recipe.epochs else f"continues after epoch {done} of {recipe.epochs}"
+        log(f"{out}: the training {now}")
     if done == recipe.epochs:
         return state.context
     if file:
-        file.write(state, recipe.epochs)  # now, so that a place that cannot be written to is told before the work
+        file.write(state, recipe.epochs)  # now, so that a place that cannot be written to fails before the work
     views = encode_shots(model, shots, recipe.views, recipe.seed, progress, cache).to(prompts.context)
     targets = torch.tensor([shot.label for shot in shots], device=views.device)
     for epoch in track(range(done, recipe.epochs), recipe.epochs - done, "Learning", progress):
@@ -135,21 +133,22 @@ def train_context(
     return state.context
 
 
-def _first(prompts: ClassPrompts, recipe: CoOpRecipe) -> _State:
+def _first_state(prompts: ClassPrompts, recipe: CoOpRecipe) -> _TrainingState:
     words = prompts.context
+    # Drawn on the host, so that the start is the same on every device.
     drawn = torch.from_numpy(generator("context", recipe.seed).normal(0, _STD, words.shape)).to(words)
-    return _State(words.clone() if recipe.init == "words" else drawn, torch.zeros_like(words))
+    return _TrainingState(words.clone() if recipe.init == "words" else drawn, torch.zeros_like(words))
 
 
 def _after_epoch(
-    state: _State,
+    state: _TrainingState,
     epoch: int,
     views: Tensor,
     labels: Tensor,
     prompts: ClassPrompts,
     logit_scale: float,
     recipe: CoOpRecipe,
-) -> _State:
+) -> _TrainingState:
     """One pass over images with features `views` (n, V, D) and `labels` (n,), in random order, one view of each.
 
     As in CoOp, a last batch that is not full is left out, unless it is the only one.
@@ -199,24 +198,24 @@ def _digest(texts: Sequence[str]) -> str:
 
 
 class _ContextFile:
-    """The file of one training, which `described` tells from others."""
+    """The file of one training, which its description distinguishes from others."""
 
-    def __init__(self, path: Path, described: dict[str, str], model: Model) -> None:
+    def __init__(self, path: Path, description: dict[str, str], model: Model) -> None:
         self.path = path
-        self._described = described
+        self._description = description
         self._start = start_token(model.text)
 
-    def read(self, like: Tensor) -> _State | None:
-        """The state of this training, where `like` is; None if there is no file. Any other file is an error."""
+    def read(self, like: Tensor) -> _TrainingState | None:
+        """The state of this training, on the device of `like`; None if there is no file. Other files are errors."""
         if not self.path.exists():
             return None
-        tensors, found = read_context_file(self.path)
-        if LOSSES not in tensors or not self._described.keys() <= found.keys():
+        tensors, metadata = read_context_file(self.path)
+        if LOSSES not in tensors or not self._description.keys() <= metadata.keys():
             raise ModelError(f"{self.path} holds a context, but is not the file of a training: choose another to write")
         differences = [
-            _HIDDEN.get(key, f"{key} {found[key]} instead of {value}")
-            for key, value in self._described.items()
-            if found[key] != value and key not in ("model", "classes", "images")
+            _HASHED.get(key, f"{key} {metadata[key]} instead of {value}")
+            for key, value in self._description.items()
+            if metadata[key] != value and key not in ("model", "classes", "images")
         ]
         if differences:
             raise ValueError(
@@ -225,11 +224,11 @@ class _ContextFile:
             )
         context = tensors[CONTEXT].to(like)
         momentum = tensors.get(MOMENTUM, torch.zeros_like(context)).to(like)
-        return _State(context, momentum, tuple(tensors[LOSSES].tolist()))
+        return _TrainingState(context, momentum, tuple(tensors[LOSSES].tolist()))
 
-    def write(self, state: _State, epochs: int) -> None:
-        """Put the state in place of the last; a finished one needs no momentum any more."""
+    def write(self, state: _TrainingState, epochs: int) -> None:
+        """Replace the last state by this one; a finished training needs no momentum any more."""
         unfinished = {MOMENTUM: state.momentum} if len(state.losses) < epochs else {}
         losses = torch.tensor(state.losses, dtype=torch.float64)
-        beside = {START: self._start, LOSSES: losses, **unfinished}
-        save_context(self.path, state.context, self._described, **beside)
+        more = {START: self._start, LOSSES: losses, **unfinished}
+        save_context(self.path, state.context, self._description, **more)

@@ -1,118 +1,240 @@
-"""The fifteen datasets of the paper: how many images and classes, and under which names they lie on disks.
+"""The fifteen datasets of the paper: sizes, names, where they lie on disks, and where they come from.
 
-Two layouts are common. CoOp's has folders such as `oxford_pets/images` with the list of the split beside them; TPT's
-has `OxfordPets` with the images directly inside and all lists in one place. The benchmark that the paper uses puts
-CoOp's folders into `few-shot-datasets`. All are understood, and spelling does not matter: `caltech-101`, `Caltech101`.
-
-Only the test split is used; of ImageNet, the validation images.
+Only the test split is used; of ImageNet, the validation images. Of each archive only the folder that is needed is
+taken, and it is put where CoOp's layout has it. Checksums, and most addresses, are those of torchvision's datasets
+(pytorch/vision e6f0400); the exceptions say where they come from. The lists of the splits, and the middle frames of
+UCF101, are on CoOp's Google Drive (KaiyangZhou/CoOp, DATASETS.md), which demands a browser.
 """
 
-import difflib
-from dataclasses import dataclass
-from typing import Literal
+from functools import partial
 
-from usetta.data.dataset import Family, UnknownDatasetError
+from usetta.data.layouts import DiskLayout, read_aircraft, read_class_folders, read_split
+from usetta.data.named import Archive, NamedDataset, Source, register_dataset
 
-
-@dataclass(frozen=True)
-class Benchmark:
-    """One of the fifteen."""
-
-    name: str
-    title: str
-    family: Family
-    images: int
-    classes: int
-    kind: Literal["split", "variants", "class folders"]
-    """Where labels come from: a `split_zhou_*.json`, Aircraft's text files, or folders named by class."""
-    folders: tuple[str, ...]
-    """Names of the set's own folder, CoOp's first; case, `-` and `_` do not count."""
-    inner: tuple[str, ...]
-    """Where in its folder the images may lie, CoOp's place first."""
-    split: str = ""
-    """Name of the list, if it has one."""
-    aliases: tuple[str, ...] = ()
+_OXFORD = "https://www.robots.ox.ac.uk/~vgg/data"
+_BERKELEY = "https://people.eecs.berkeley.edu/~hendrycks"
+_HUB = "https://huggingface.co/datasets"
+_V2 = "imagenetv2-matched-frequency-format-val"
 
 
 def _imagenet(
-    name: str, title: str, images: int, classes: int, folders: tuple[str, ...], inner: tuple[str, ...], letter: str
-) -> Benchmark:
-    return Benchmark(name, title, "imagenet", images, classes, "class folders", folders, inner, aliases=(letter,))
-
-
-def _split(
     name: str,
     title: str,
     images: int,
     classes: int,
     folders: tuple[str, ...],
     inner: tuple[str, ...],
-    split: str,
+    letter: str,
+    archive: Archive | None = None,
+    by_hand: tuple[str, ...] = (),
+) -> NamedDataset:
+    """ImageNet or one of its relatives, which have a folder for each class; `letter` is TPT's name of it."""
+    layout = DiskLayout(name, folders, inner)
+    return NamedDataset(
+        name,
+        title,
+        "imagenet",
+        images,
+        classes,
+        reader=partial(read_class_folders, layout),
+        own_reader=partial(read_class_folders, layout, own=True),
+        aliases=(letter, *folders),
+        source=Source(folders[0], archive, by_hand),
+    )
+
+
+def _fine_grained(
+    name: str,
+    title: str,
+    images: int,
+    classes: int,
+    folders: tuple[str, ...],
+    inner: tuple[str, ...],
     *aliases: str,
-) -> Benchmark:
-    file = f"split_zhou_{split}.json"
-    return Benchmark(name, title, "fine-grained", images, classes, "split", folders, inner, file, aliases)
+    split: str = "",
+    drive: str = "",
+    archive: Archive | None = None,
+    by_hand: tuple[str, ...] = (),
+) -> NamedDataset:
+    """A dataset with a list of its images: CoOp's `split`, on Google Drive under the id `drive`, or Aircraft's own."""
+    list_file = f"split_zhou_{split}.json" if split else ""
+    layout = DiskLayout(name, folders, inner, list_file)
+    read = read_split if split else read_aircraft
+    return NamedDataset(
+        name,
+        title,
+        "fine-grained",
+        images,
+        classes,
+        reader=partial(read, layout),
+        own_reader=partial(read, layout, own=True),
+        aliases=(*folders, *aliases),
+        source=Source(
+            folders[0],
+            archive,
+            by_hand,
+            list_file,
+            f"https://drive.google.com/file/d/{drive}/view" if drive else "",
+        ),
+    )
 
-
-_V2 = "imagenetv2-matched-frequency-format-val"
 
 BENCHMARKS = (
-    _imagenet("imagenet", "ImageNet", 50_000, 1000, ("imagenet", "ilsvrc2012"), ("images/val", "val", ""), "I"),
-    _imagenet("imagenet-a", "ImageNet-A", 7_500, 200, ("imagenet-adversarial", "imagenet-a"), ("imagenet-a", ""), "A"),
-    _imagenet("imagenet-v2", "ImageNet-V2", 10_000, 1000, ("imagenetv2", _V2), (_V2, ""), "V"),
-    _imagenet("imagenet-r", "ImageNet-R", 30_000, 200, ("imagenet-rendition", "imagenet-r"), ("imagenet-r", ""), "R"),
-    _imagenet("imagenet-sketch", "ImageNet-Sketch", 50_889, 1000, ("imagenet-sketch",), ("images", "sketch", ""), "K"),
-    _split("dtd", "DTD", 1_692, 47, ("dtd",), ("images", "dtd/images"), "DescribableTextures", "describable_textures"),
-    _split(
-        "flowers102", "Flowers102", 2_463, 102, ("oxford_flowers", "flower102", "flowers102"), ("jpg",), "OxfordFlowers"
+    _imagenet(
+        *("imagenet", "ImageNet", 50_000, 1000, ("imagenet", "ilsvrc2012"), ("images/val", "val", ""), "I"),
+        by_hand=(
+            "Ask for access at https://image-net.org/download.php and download ILSVRC2012_img_val.tar "
+            "(md5 29b22e2961454d5413ddabcf34fc5622).",
+            "Sort its 50 000 images into one folder for each wnid, {folder}/images/val/n01440764/ and so on.",
+        ),
     ),
-    _split("caltech101", "Caltech101", 2_465, 100, ("caltech-101",), ("101_ObjectCategories", ""), "Caltech101"),
-    Benchmark(
-        "aircraft",
-        "Aircraft",
-        "fine-grained",
-        3_333,
-        100,
-        "variants",
-        ("fgvc_aircraft", "fgvc-aircraft-2013b", "aircraft"),
+    _imagenet(
+        *("imagenet-a", "ImageNet-A", 7_500, 200, ("imagenet-adversarial", "imagenet-a"), ("imagenet-a", ""), "A"),
+        archive=Archive(
+            f"{_BERKELEY}/imagenet-a.tar",  # linked by hendrycks/natural-adv-examples
+            "md5:c3e55429088dc681f30d81f4726b6595",  # ENSTA-U2IS-AI/torch-uncertainty and others
+            "imagenet-a",
+            "imagenet-adversarial/imagenet-a",
+        ),
+    ),
+    _imagenet(
+        *("imagenet-v2", "ImageNet-V2", 10_000, 1000, ("imagenetv2", _V2), (_V2, ""), "V"),
+        archive=Archive(
+            f"{_HUB}/vaishaal/ImageNetV2/resolve/main/imagenetv2-matched-frequency.tar.gz",  # modestyachts/ImageNetV2
+            "sha256:f0c37fdf925916b19ea1323cd9a2208cdb6959ba2c32eef2a7fc393835c9ca7c",  # tensorflow/datasets
+            _V2,
+            f"imagenetv2/{_V2}",
+        ),
+    ),
+    _imagenet(
+        *("imagenet-r", "ImageNet-R", 30_000, 200, ("imagenet-rendition", "imagenet-r"), ("imagenet-r", ""), "R"),
+        archive=Archive(
+            f"{_BERKELEY}/imagenet-r.tar",  # linked by hendrycks/imagenet-r
+            "md5:a61312130a589d0ca1a8fca1f2bd3337",  # ENSTA-U2IS-AI/torch-uncertainty and others
+            "imagenet-r",
+            "imagenet-rendition/imagenet-r",
+        ),
+    ),
+    _imagenet(
+        *("imagenet-sketch", "ImageNet-Sketch", 50_889, 1000, ("imagenet-sketch",), ("images", "sketch", ""), "K"),
+        archive=Archive(
+            # The authors' copy on the hub. tensorflow/datasets knows sha256 4d3ce6b8... of the one on Google Drive;
+            # whether the two are the same file is not known, so it is not demanded here.
+            f"{_HUB}/songweig/imagenet_sketch/resolve/main/data/ImageNet-Sketch.zip",
+            None,
+            "sketch",
+            "imagenet-sketch/images",
+        ),
+    ),
+    _fine_grained(
+        *("dtd", "DTD", 1_692, 47, ("dtd",), ("images", "dtd/images"), "describable_textures"),
+        split="DescribableTextures",
+        drive="1u3_QfB467jqHgNXC00UIzbLZRQCg2S7x",
+        archive=Archive(
+            f"{_OXFORD}/dtd/download/dtd-r1.0.1.tar.gz",
+            "md5:fff73e5086ae6bdbea199a49dfb8a4c1",
+            "dtd/images",
+            "dtd/images",
+        ),
+    ),
+    _fine_grained(
+        *("flowers102", "Flowers102", 2_463, 102, ("oxford_flowers", "flower102", "flowers102"), ("jpg",)),
+        split="OxfordFlowers",
+        drive="1Pp0sRXzZFZq15zVOzKjKBu4A9i01nozT",
+        archive=Archive(
+            f"{_OXFORD}/flowers/102/102flowers.tgz",
+            "md5:52808999861908f626f3c1f4e79d11fa",
+            "jpg",
+            "oxford_flowers/jpg",
+        ),
+    ),
+    _fine_grained(
+        *("caltech101", "Caltech101", 2_465, 100, ("caltech-101",), ("101_ObjectCategories", "")),
+        split="Caltech101",
+        drive="1hyarUivQE36mY6jSomru6Fjd-JzwcCzN",
+        archive=Archive(
+            "https://data.caltech.edu/records/mzrjq-6wc02/files/caltech-101.zip",
+            "md5:3138e1922a9193bfa496528edbbc45d0",
+            "101_ObjectCategories",
+            "caltech-101/101_ObjectCategories",
+            within="caltech-101/101_ObjectCategories.tar.gz",
+        ),
+    ),
+    _fine_grained(
+        *("aircraft", "Aircraft", 3_333, 100, ("fgvc_aircraft", "fgvc-aircraft-2013b", "aircraft")),
         ("images", "data/images", "fgvc-aircraft-2013b/data/images"),
+        archive=Archive(
+            f"{_OXFORD}/fgvc-aircraft/archives/fgvc-aircraft-2013b.tar.gz",
+            # torchvision has none. The home page publishes one; this value is the one that others copied from there.
+            "md5:d4acdd33327262359767eeaa97a4f732",
+            "fgvc-aircraft-2013b/data",
+            "fgvc_aircraft",
+        ),
     ),
-    _split("pets", "Pets", 3_669, 37, ("oxford_pets", "oxford-iiit-pet", "pets"), ("images", ""), "OxfordPets"),
-    _split("ucf101", "UCF101", 3_783, 101, ("ucf101",), ("UCF-101-midframes", ""), "UCF101"),
-    _split("cars", "Cars", 8_041, 196, ("stanford_cars", "cars"), ("",), "StanfordCars"),
-    _split("eurosat", "EuroSAT", 8_100, 10, ("eurosat",), ("2750", "eurosat/2750", ""), "EuroSAT"),
-    _split("sun397", "SUN397", 19_850, 397, ("sun397",), ("SUN397", ""), "SUN397"),
-    _split("food101", "Food101", 30_300, 101, ("food-101",), ("images",), "Food101"),
+    _fine_grained(
+        *("pets", "Pets", 3_669, 37, ("oxford_pets", "oxford-iiit-pet", "pets"), ("images", "")),
+        split="OxfordPets",
+        drive="1501r8Ber4nNKvmlFVQZ8SeUHTcdTTEqs",
+        archive=Archive(
+            f"{_OXFORD}/pets/data/images.tar.gz",
+            "md5:5c4f3ee8e5d25df40f4fd59a7f44e54c",
+            "images",
+            "oxford_pets/images",
+        ),
+    ),
+    _fine_grained(
+        *("ucf101", "UCF101", 3_783, 101, ("ucf101",), ("UCF-101-midframes", "")),
+        split="UCF101",
+        drive="1I0S0q91hJfsV9Gf4xDIjgDq4AqBNJb1y",
+        by_hand=(
+            "Download UCF-101-midframes.zip from "
+            "https://drive.google.com/file/d/10Jqome3vtUA2keJkNanAiFpgbyC9Hc2O/view and unpack it in {folder}/.",
+        ),
+    ),
+    _fine_grained(
+        *("cars", "Cars", 8_041, 196, ("stanford_cars", "cars"), ("",)),
+        split="StanfordCars",
+        drive="1ObCFbaAgVu0I-k_Au-gIUcefirdAuizT",
+        by_hand=(
+            "The images are no longer where they were published (ai.stanford.edu); "
+            "https://github.com/pytorch/vision/issues/7545 collects copies. "
+            "Put the 8 041 test images into {folder}/cars_test/.",
+        ),
+    ),
+    _fine_grained(
+        *("eurosat", "EuroSAT", 8_100, 10, ("eurosat",), ("2750", "eurosat/2750", "")),
+        split="EuroSAT",
+        drive="1Ip7yaCWFi0eaOFUGga0lUdVi_DDQth1o",
+        archive=Archive(
+            # torchvision's address: an unchanged copy of http://madm.dfki.de/files/sentinel/EuroSAT.zip.
+            f"{_HUB}/torchgeo/eurosat/resolve/c877bcd43f099cd0196738f714544e355477f3fd/EuroSAT.zip",
+            "md5:c8fa014336c82ac7804f0398fcb19387",
+            "2750",
+            "eurosat/2750",
+        ),
+    ),
+    _fine_grained(
+        *("sun397", "SUN397", 19_850, 397, ("sun397",), ("SUN397", "")),
+        split="SUN397",
+        drive="1y2RD81BYuiyvebdN-JymPfyWYcd8_MUq",
+        by_hand=(
+            "Download https://vision.princeton.edu/projects/2010/SUN/SUN397.tar.gz "
+            "(39 GB, md5 8ca2778205c41d23104230ba66911c7a) and unpack it in {folder}/, which gives {folder}/SUN397/.",
+        ),
+    ),
+    _fine_grained(
+        *("food101", "Food101", 30_300, 101, ("food-101",), ("images",)),
+        split="Food101",
+        drive="1QK0tGi096I0Ba6kggatX1ee6dJFIcEJl",
+        archive=Archive(
+            "https://data.vision.ee.ethz.ch/cvl/food-101.tar.gz",
+            "md5:85eeb15f3717b99a5da872d97d918f87",
+            "food-101/images",
+            "food-101/images",
+        ),
+    ),
 )
 """In the order of the paper's tables."""
 
-
-def plain(name: str) -> str:
-    """A name without what people write differently: case and punctuation."""
-    return "".join(letter for letter in name.lower() if letter.isalnum())
-
-
-_BY_NAME = {
-    plain(known): benchmark
-    for benchmark in BENCHMARKS
-    for known in (benchmark.name, *benchmark.folders, *benchmark.aliases)
-}
-
-
-def list_datasets() -> tuple[Benchmark, ...]:
-    """The datasets that are known by name, in the order of the paper's tables."""
-    return BENCHMARKS
-
-
-def find_benchmark(name: str) -> Benchmark | None:
-    """The dataset of that name or alias, if there is one."""
-    return _BY_NAME.get(plain(name))
-
-
-def get_benchmark(name: str) -> Benchmark:
-    """The dataset of that name or alias; `UnknownDatasetError` suggests the nearest."""
-    if found := find_benchmark(name):
-        return found
-    near = difflib.get_close_matches(plain(name), list(_BY_NAME), n=1)
-    hint = f"did you mean '{_BY_NAME[near[0]].name}'?" if near else f"known are {', '.join(b.name for b in BENCHMARKS)}"
-    raise UnknownDatasetError(f"unknown dataset '{name}'", hint)
+for _benchmark in BENCHMARKS:
+    register_dataset(_benchmark)

@@ -1,14 +1,16 @@
 """What a loaded dataset is: class names, and images by id with their labels. No image is opened here.
 
 An image's id is its path below the folder of the images, written with `/`. It does not change with the machine, the
-layout of the disk or the order of the list, so views that are keyed by it do not either. The fingerprint is made of the
-same parts and forgets the order as well: the lists that CoOp and USE publish hold the same images in different order.
+layout on the disk or the order of the list, and so neither do views, which are keyed by it. The fingerprint is made of
+the same parts and ignores the order as well: the lists that CoOp and USE publish hold the same images in different
+order.
 """
 
 import hashlib
 import json
+import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -38,7 +40,12 @@ class AbsentError(DataError):
 
 
 class NoListError(DataError):
-    """The list of the images is not there."""
+    """The list of the images is not there; `images` is the folder that probably holds them, if there is one."""
+
+    def __init__(self, problem: str, todo: str = "", images: Path | None = None) -> None:
+        super().__init__(problem, todo)
+        self.args = (problem, todo, images)
+        self.images = images
 
 
 class DatasetItem(NamedTuple):
@@ -51,7 +58,7 @@ class DatasetItem(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A dataset in memory: for each of 250 000 images one string and one reference to a label."""
+    """A dataset in memory: for each image one string and one reference to a label, so that 250 000 are no burden."""
 
     name: str
     title: str
@@ -65,7 +72,7 @@ class Dataset:
     root: Path
     """The folder that ids are relative to."""
     layout: str
-    """Where it was found, for people."""
+    """Where it was found, to be shown to people."""
 
     def __post_init__(self) -> None:
         if not self.ids:
@@ -73,8 +80,8 @@ class Dataset:
         if not self.classes:
             raise DataError(f"{self.name} has no classes")
         if len(set(self.ids)) < len(self.ids):
-            twice = Counter(self.ids).most_common(1)[0][0]
-            raise DataError(f"{self.name} lists the image {twice} twice", "list every image once")
+            repeated = Counter(self.ids).most_common(1)[0][0]
+            raise DataError(f"{self.name} lists the image {repeated} twice", "list every image once")
         if self.labels is not None:
             if len(self.labels) != len(self.ids):
                 raise DataError(f"{self.name} has {len(self.ids)} images and {len(self.labels)} labels")
@@ -85,15 +92,15 @@ class Dataset:
         return len(self.ids)
 
     def __getitem__(self, index: int) -> DatasetItem:
-        image = self.ids[index]
-        return DatasetItem(image, self.root / image, None if self.labels is None else self.labels[index])
+        image_id = self.ids[index]
+        return DatasetItem(image_id, self.root / image_id, None if self.labels is None else self.labels[index])
 
     def __iter__(self) -> Iterator[DatasetItem]:
         return (self[index] for index in range(len(self)))
 
     @property
     def augmix(self) -> bool:
-        """Whether the paper's strong views of this set go through AugMix; elsewhere they are crops only."""
+        """Whether the paper's strong views of this dataset go through AugMix; elsewhere they are crops only."""
         return self.family == "fine-grained"
 
     @cached_property
@@ -101,11 +108,45 @@ class Dataset:
         """A hash of class names, ids and labels; the order of the images does not count."""
         digest = hashlib.blake2b(json.dumps(self.classes).encode(), digest_size=16)
         labels = self.labels or (None,) * len(self.ids)
-        for image, label in sorted(zip(self.ids, labels, strict=True)):
-            digest.update(f"\n{image}\0{label}".encode())
+        for image_id, label in sorted(zip(self.ids, labels, strict=True)):
+            digest.update(f"\n{image_id}\0{label}".encode())
         return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A dataset as its list says, and what of it is not on the disk."""
+
+    dataset: Dataset
+    missing: tuple[str, ...] = ()
+    missing_kind: Literal["images", "classes"] = "images"
+    """Ids of images; or names of class folders without images, where there is no list that says which there are."""
 
 
 def class_name(written: str) -> str:
     """A class name as prompts want it: underscores become spaces, nothing else changes."""
     return written.replace("_", " ")
+
+
+def names_in(folder: Path) -> set[str]:
+    """What is in `folder`; nothing if it does not exist."""
+    try:
+        with os.scandir(folder) as entries:
+            return {entry.name for entry in entries}
+    except (FileNotFoundError, NotADirectoryError):
+        return set()
+
+
+def missing_images(root: Path, ids: Iterable[str]) -> tuple[str, ...]:
+    """Those of `ids` that are not below `root`."""
+    # Whole folders are listed instead of asking for one file after the other: on the big datasets and on network disks
+    # that is the difference between a second and minutes.
+    names: dict[str, set[str]] = {}
+    missing = []
+    for image_id in ids:
+        folder, _, name = image_id.rpartition("/")
+        if folder not in names:
+            names[folder] = names_in(root / folder)
+        if name not in names[folder]:
+            missing.append(image_id)
+    return tuple(missing)

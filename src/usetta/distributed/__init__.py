@@ -1,7 +1,17 @@
-"""Where work runs: this process, or a Ray cluster."""
+"""Where work runs: in this process, on a Ray cluster, or in several processes that each take their share."""
 
-from usetta.distributed.base import Engine, EngineError, Failed, Work, Worker
-from usetta.distributed.local import LocalEngine
+from usetta.distributed.local import Engine, EngineError, Failed, LocalEngine, VerifiedLoader, Work, Worker
 from usetta.distributed.ray import RayEngine
+from usetta.distributed.shards import Shard
 
-__all__ = ["Engine", "EngineError", "Failed", "LocalEngine", "RayEngine", "Work", "Worker"]
+__all__ = [
+    "Engine",
+    "EngineError",
+    "Failed",
+    "LocalEngine",
+    "RayEngine",
+    "Shard",
+    "VerifiedLoader",
+    "Work",
+    "Worker",
+]

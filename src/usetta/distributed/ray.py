@@ -1,34 +1,40 @@
-"""The engine that is a Ray cluster. Ray places workers, carries work and results, and tells who died.
+"""The engine that runs workers on a Ray cluster.
 
-A worker is an actor with a hand of its own. It has at most `AHEAD` pieces at a time, so the stream is read as fast as
-it is worked off and no faster. What a worker had when it died is suspect: it is cut into parts, and each part is tried
-alone on a worker that has nothing else, so that one image cannot take others with it. A new worker takes the place of
-the dead one, or waits until there is room for it.
+A worker is an actor. It has at most `ITEMS_PER_ACTOR` items at a time, so the stream of items is read only as fast as
+it is worked off. The items that an actor had when it died are suspects: each is cut into its parts, and every part is
+retried alone on an otherwise idle actor, so that one bad image cannot take others down with it. An item is open from
+when it is assigned until its result is taken, and only results of open items count: so no result is returned twice,
+and nothing is kept about items that are done.
 
-A piece is open from when it is handed out until its result is taken. Only results of open pieces count, so no result is
-given twice, and nothing needs to be remembered of those that are done.
+Why not Ray Data or `ray.util.ActorPool` (both tried, Ray 2.60): Ray Data retries an item that kills its actor for ever;
+with `max_errored_blocks` it drops the block, healthy images included, without reporting which. Isolating items takes
+one block for each, at ten times the cost per item, and the source has to run in a read task instead of the driver. The
+iterator of `ActorPool` reads its whole input first and ends at the first dead actor. Actors with `max_restarts` come
+back, but fail the items sent meanwhile too, so which item killed one must be worked out here in any case.
 """
 
+import os
+import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from itertools import chain
 from queue import Empty, SimpleQueue
 from typing import Any, Generic
 
-from usetta.distributed.base import EngineError, Failed, Found, Given, Worker
-from usetta.distributed.connection import connected
+from usetta.distributed.local import EngineError, Failed, Item, Result, Worker
 
-AHEAD = 2
-"""Pieces that a worker has at a time: one to work on, and one so that it need not wait for the next."""
-TRIES = 3
-"""Times that a piece may end its worker, the first time among others, then alone."""
-_PATIENCE = 900
-"""Seconds to wait for the first worker, or for another when all have died: machines may have to be started."""
+ITEMS_PER_ACTOR = 2
+"""One to work on, and one so that the actor does not wait for the next."""
+MAX_TRIES = 3
+"""Times that an item may kill its worker: the first time possibly among others, then alone."""
+START_TIMEOUT = 900
+"""Seconds to wait for the first worker, or for another one when all have died: machines may have to boot first."""
 
 
 @dataclass(frozen=True)
@@ -38,221 +44,264 @@ class RayEngine:
     address: str = "auto"
     """`auto`: the cluster that this machine belongs to; `local`: this machine alone, for this run; or host:port."""
     workers: int | None = None
-    """By default as many as there is room for."""
+    """By default as many as the cluster can hold."""
     cpus: float = 1
-    """Of a worker, and threads of its arithmetic."""
+    """Per worker; also the number of threads it computes with."""
     gpus: float = 0
-    """Of a worker; several may share one."""
+    """Per worker; several workers may share one."""
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"there must be at least one worker, not {self.workers}")
         if self.cpus <= 0 or self.gpus < 0:
-            raise ValueError(
-                f"a worker needs more than 0 CPUs and no fewer than 0 GPUs, not {self.cpus} and {self.gpus}"
-            )
+            raise ValueError(f"a worker needs more than 0 CPUs and at least 0 GPUs, not {self.cpus} and {self.gpus}")
 
     def run(
-        self, make_worker: Callable[[], Worker[Given, Found]], works: Iterable[Given]
-    ) -> Generator[tuple[Given, Found | Failed], None, None]:
-        """What became of each piece of work, as it is known."""
-        source = iter(works)
-        for first in source:  # where there is nothing to do, no worker is needed
+        self, make_worker: Callable[[], Worker[Item, Result]], items: Iterable[Item]
+    ) -> Generator[tuple[Item, Result | Failed], None, None]:
+        """Every item with its result, as soon as it is known."""
+        source = iter(items)
+        for first in source:  # with nothing to do, no cluster is needed
             with connected(self.address) as ray:
-                crew: _ActorPool[Given, Found] = _ActorPool(ray, self, make_worker)
+                pool: ActorPool[Item, Result] = ActorPool(ray, self, make_worker)
                 try:
-                    yield from crew.work(chain([first], source))
+                    yield from pool.run(chain([first], source))
                 finally:
-                    crew.dismiss()
+                    pool.close()
 
 
-class _Actor(Generic[Given, Found]):
-    """A worker, where it works. Its hand runs in a thread, so that it sees the next piece while it does this one."""
+@contextmanager
+def connected(address: str) -> Iterator[Any]:
+    """Ray, connected for the time of the block. A connection that the caller already has is used and kept."""
+    try:
+        ray: Any = import_module("ray")
+    except ImportError as error:
+        raise ValueError(f"the engine 'ray' needs Ray: pip install 'usetta[cluster]' ({error})") from None
+    if ray.is_initialized():
+        yield ray
+        return
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address == "local":
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        options["include_dashboard"] = False
+    elif address != "auto":
+        _check_reachable(address)
+    try:
+        ray.init(address, **options)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        if isinstance(error.__cause__, ray.exceptions.AuthenticationError):
+            reason += "; it requires a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH if it is not in ~/.ray"
+        raise EngineError(f"cannot connect to a Ray cluster at {address!r}: {reason}") from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
 
-    def start(self, make_worker: Callable[[], Worker[Given, Found]], threads: int) -> None:
-        """Load everything; apart from making the actor, so that an error comes back as itself."""
+
+class WorkerActor(Generic[Item, Result]):
+    """The actor. Its worker runs in a thread, so that it can read the next item while it computes this one."""
+
+    def start(self, make_worker: Callable[[], Worker[Item, Result]], threads: int) -> None:
+        """Load everything. Not in the constructor: Ray would report an exception there only as a dead actor."""
         import torch
 
         torch.set_num_threads(threads)
-        hand = make_worker()
-        self._queue: SimpleQueue[tuple[Given, Future[Found]]] = SimpleQueue()
-        threading.Thread(target=self._serve, args=(hand,), daemon=True).start()
+        worker = make_worker()
+        self._queue: SimpleQueue[tuple[Item, Future[Result]]] = SimpleQueue()
+        threading.Thread(target=self._serve, args=(worker,), daemon=True).start()
 
-    def do(self, work: Given) -> Found:
-        done: Future[Found] = Future()
-        self._queue.put((work, done))
-        return done.result()
+    def process(self, item: Item) -> Result:
+        """The result of an item; Ray calls this in `ITEMS_PER_ACTOR` threads."""
+        future: Future[Result] = Future()
+        self._queue.put((item, future))
+        return future.result()
 
-    def _serve(self, hand: Worker[Given, Found]) -> None:
+    def _serve(self, worker: Worker[Item, Result]) -> None:
         while True:
-            taken: deque[Future[Found]] = deque()
+            in_progress: deque[Future[Result]] = deque()
             try:
-                for found in hand.run(self._waiting(taken)):
-                    taken.popleft().set_result(found)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
-                for each in taken:
-                    each.set_exception(error)
+                for result in worker.run(self._queued_items(in_progress)):
+                    in_progress.popleft().set_result(result)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the driver gets it
+                for future in in_progress:
+                    future.set_exception(error)
 
-    def _waiting(self, taken: deque[Future[Found]]) -> Iterator[Given]:
-        """Pieces until there is none: then the hand shall finish what it has rather than wait for more."""
-        work, done = self._queue.get()
+    def _queued_items(self, in_progress: deque[Future[Result]]) -> Iterator[Item]:
+        """Items until the queue is empty: then the worker should finish what it has rather than wait for more."""
+        item, future = self._queue.get()
         while True:
-            taken.append(done)
-            yield work
+            in_progress.append(future)
+            yield item
             try:
-                work, done = self._queue.get_nowait()
+                item, future = self._queue.get_nowait()
             except Empty:
                 return
 
 
 @dataclass(eq=False)
-class _Piece(Generic[Given]):
-    """Work that was handed out."""
+class Assignment(Generic[Item]):
+    """An item that was given to an actor, or waits to be retried."""
 
-    work: Given
+    item: Item
     deaths: int = 0
-    """Workers that died while they had it."""
+    """Actors that died while they had it."""
 
 
 @dataclass(eq=False)
-class _ActorHandle(Generic[Given]):
-    """A worker, as the driver sees it."""
+class ActorHandle(Generic[Item]):
+    """An actor as the driver sees it."""
 
     actor: Any
     ready: bool = False
-    has: dict[Hashable, _Piece[Given]] = field(default_factory=dict)
-    """Its open pieces by key."""
+    open: dict[Hashable, Assignment[Item]] = field(default_factory=dict)
+    """Its items without a result, by key."""
 
     @property
-    def room(self) -> int:
-        """Pieces that it can take; none while it is starting or tries a suspect."""
-        return AHEAD - len(self.has) if self.ready and not any(each.deaths for each in self.has.values()) else 0
+    def capacity(self) -> int:
+        """Items it can take now; none while it starts or retries a suspect."""
+        if not self.ready or any(assignment.deaths for assignment in self.open.values()):
+            return 0
+        return ITEMS_PER_ACTOR - len(self.open)
 
 
-class _ActorPool(Generic[Given, Found]):
-    """The workers of a run and what they have."""
+class ActorPool(Generic[Item, Result]):
+    """The actors of a run and the items they have."""
 
-    def __init__(self, ray: Any, wanted: RayEngine, make_worker: Callable[[], Worker[Given, Found]]) -> None:
+    def __init__(self, ray: Any, engine: RayEngine, make_worker: Callable[[], Worker[Item, Result]]) -> None:
         self._ray = ray
-        self._wanted = wanted
+        self._engine = engine
         self._make_worker = ray.put(make_worker)
-        self._make = ray.remote(_Actor).options(
-            num_cpus=wanted.cpus, num_gpus=wanted.gpus, max_concurrency=AHEAD, scheduling_strategy="SPREAD"
+        self._actor_class = ray.remote(WorkerActor).options(
+            num_cpus=engine.cpus, num_gpus=engine.gpus, max_concurrency=ITEMS_PER_ACTOR, scheduling_strategy="SPREAD"
         )
-        self._workers: list[_ActorHandle[Given]] = []
-        self._calls: dict[Any, tuple[_ActorHandle[Given], _Piece[Given] | None]] = {}
-        """What Ray was asked for and has not answered: pieces of work, or None for the start of a worker."""
-        self._suspects: deque[_Piece[Given]] = deque()
+        self._handles: list[ActorHandle[Item]] = []
+        self._calls: dict[Any, tuple[ActorHandle[Item], Assignment[Item] | None]] = {}
+        """Calls to actors that Ray has not answered yet; without an assignment it is the call to `start`."""
+        self._suspects: deque[Assignment[Item]] = deque()
         self._failed_starts = 0
-        """Workers in a row that died while they started."""
-        for _ in range(wanted.workers or _room(ray.nodes(), wanted)):
-            self._start()
+        """Actors in a row that died while they started."""
+        for _ in range(engine.workers or worker_count(ray.nodes(), engine)):
+            self._start_actor()
 
-    def work(self, source: Iterator[Given]) -> Generator[tuple[Given, Found | Failed], None, None]:
-        while self._hand_out(source) or self._suspects or any(worker.has for worker in self._workers):
-            for call in self._answered():
-                if call not in self._calls:  # of a worker that has just been found dead
+    def run(self, source: Iterator[Item]) -> Generator[tuple[Item, Result | Failed], None, None]:
+        """Every item of the source with its result, as soon as it is known."""
+        while self._assign(source) or self._suspects or any(handle.open for handle in self._handles):
+            for call in self._finished_calls():
+                if call not in self._calls:  # of an actor that was found dead a moment ago
                     continue
-                worker, piece = self._calls.pop(call)
+                handle, assignment = self._calls.pop(call)
                 try:
-                    found = self._ray.get(call)
+                    result = self._ray.get(call)
                 except self._ray.exceptions.RayTaskError as error:
-                    raise _cause(error) from error
+                    raise _original_error(error) from error
                 except self._ray.exceptions.RayError as error:
-                    yield from self._replace(worker, piece, error)
+                    yield from self._replace(handle, assignment, error)
                     continue
-                if piece is None:
-                    worker.ready, self._failed_starts = True, 0
-                elif worker.has.pop(piece.work.key, None):
-                    yield piece.work, found
+                if assignment is None:
+                    handle.ready, self._failed_starts = True, 0
+                elif handle.open.pop(assignment.item.key, None):
+                    yield assignment.item, result
 
-    def dismiss(self) -> None:
-        """End all workers."""
-        for worker in self._workers:
-            self._kill(worker)
+    def close(self) -> None:
+        """Stop all actors."""
+        for handle in self._handles:
+            self._kill(handle)
 
-    def _start(self) -> None:
-        worker: _ActorHandle[Given] = _ActorHandle(self._make.remote())
-        self._workers.append(worker)
-        threads = max(1, int(self._wanted.cpus))
-        self._calls[worker.actor.start.remote(self._make_worker, threads)] = worker, None
+    def _start_actor(self) -> None:
+        handle: ActorHandle[Item] = ActorHandle(self._actor_class.remote())
+        self._handles.append(handle)
+        threads = max(1, int(self._engine.cpus))
+        self._calls[handle.actor.start.remote(self._make_worker, threads)] = handle, None
 
-    def _hand_out(self, source: Iterator[Given]) -> bool:
-        """Give workers as much as they can take; False if the source has no more."""
-        for worker in self._workers:
-            if self._suspects and worker.room == AHEAD:
-                self._give(worker, self._suspects.popleft())
-        if self._suspects:  # a worker must be without work to try one alone, so nobody gets more
+    def _assign(self, source: Iterator[Item]) -> bool:
+        """Give the actors as many items as they can take; False when the source has no more."""
+        for handle in self._handles:
+            if self._suspects and handle.capacity == ITEMS_PER_ACTOR:
+                self._give(handle, self._suspects.popleft())
+        if self._suspects:  # assign nothing else, or no actor would ever be idle enough to retry them alone
             return True
-        for least in range(AHEAD, 0, -1):  # to everyone the first piece before to anyone the second
-            for worker in self._workers:
-                if worker.room >= least:
-                    for work in source:
-                        self._give(worker, _Piece(work))
+        for capacity in range(ITEMS_PER_ACTOR, 0, -1):  # a first item for every actor before a second for any
+            for handle in self._handles:
+                if handle.capacity >= capacity:
+                    for item in source:
+                        self._give(handle, Assignment(item))
                         break
                     else:
                         return False
         return True
 
-    def _give(self, worker: _ActorHandle[Given], piece: _Piece[Given]) -> None:
-        worker.has[piece.work.key] = piece
-        self._calls[worker.actor.do.remote(piece.work)] = worker, piece
+    def _give(self, handle: ActorHandle[Item], assignment: Assignment[Item]) -> None:
+        handle.open[assignment.item.key] = assignment
+        self._calls[handle.actor.process.remote(assignment.item)] = handle, assignment
 
-    def _answered(self) -> list[Any]:
-        """Calls that are done, at least one; an error if there is nobody who could do any."""
+    def _finished_calls(self) -> list[Any]:
+        """Calls that have ended, at least one. It is an error if no actor starts that could end any."""
         begin, calls = time.monotonic(), list(self._calls)
-        while not (done := self._ray.wait(calls, num_returns=1, timeout=10)[0]):
-            if time.monotonic() - begin > _PATIENCE and not any(worker.ready for worker in self._workers):
-                asked, there = f"{self._wanted.cpus:g} CPU, {self._wanted.gpus:g} GPU", self._ray.cluster_resources()
-                free = f"{there.get('CPU', 0):g} CPU, {there.get('GPU', 0):g} GPU"
+        while not (finished := self._ray.wait(calls, num_returns=1, timeout=10)[0]):
+            if time.monotonic() - begin > START_TIMEOUT and not any(handle.ready for handle in self._handles):
+                total = self._ray.cluster_resources()
                 raise EngineError(
-                    f"no worker has started: each asks for {asked}, and all machines together have {free}"
+                    f"no worker has started: each needs {self._engine.cpus:g} CPU, {self._engine.gpus:g} GPU, "
+                    f"and the whole cluster has {total.get('CPU', 0):g} CPU, {total.get('GPU', 0):g} GPU"
                 )
-        more: list[Any] = self._ray.wait(calls, num_returns=len(calls), timeout=0)[0]
-        return more or list(done)
+        # `wait` returns no more calls than it was asked for: collect the others that have ended meanwhile
+        all_finished: list[Any] = self._ray.wait(calls, num_returns=len(calls), timeout=0)[0]
+        return all_finished or list(finished)
 
     def _replace(
-        self, worker: _ActorHandle[Given], piece: _Piece[Given] | None, error: Exception
-    ) -> Iterator[tuple[Given, Failed]]:
-        """Let another worker take the place of a dead one, and cut up what it had."""
-        why = type(error).__name__
-        if piece is None and not worker.ready:
+        self, handle: ActorHandle[Item], assignment: Assignment[Item] | None, error: Exception
+    ) -> Iterator[tuple[Item, Failed]]:
+        """Start another actor in place of a dead one. Its items become suspects, or have failed."""
+        cause = type(error).__name__
+        if assignment is None and not handle.ready:
             self._failed_starts += 1
-            if self._failed_starts == TRIES:
+            if self._failed_starts == MAX_TRIES:
                 raise EngineError(
-                    f"{TRIES} workers in a row died while they loaded the model ({why}); is there memory?"
+                    f"{MAX_TRIES} workers in a row died while they loaded the model ({cause}); is there enough memory?"
                 )
-        self._workers.remove(worker)
-        self._kill(worker)
-        self._calls = {call: about for call, about in self._calls.items() if about[0] is not worker}
-        self._start()
-        for had in worker.has.values():
-            for part in had.work.parts():
-                if had.deaths + 1 == TRIES:
-                    yield part, Failed(f"ended its worker each of {TRIES} times that it was tried ({why})")
+        self._handles.remove(handle)
+        self._kill(handle)  # Ray may have lost the connection only, and it must not compute on
+        self._calls = {call: about for call, about in self._calls.items() if about[0] is not handle}
+        self._start_actor()
+        for suspect in handle.open.values():
+            for part in suspect.item.parts():
+                if suspect.deaths + 1 == MAX_TRIES:
+                    yield part, Failed(f"killed its worker each of the {MAX_TRIES} times it was tried ({cause})")
                 else:
-                    self._suspects.append(_Piece(part, had.deaths + 1))
+                    self._suspects.append(Assignment(part, suspect.deaths + 1))
 
-    def _kill(self, worker: _ActorHandle[Given]) -> None:
+    def _kill(self, handle: ActorHandle[Item]) -> None:
         with suppress(self._ray.exceptions.RayError):
-            self._ray.kill(worker.actor, no_restart=True)
+            self._ray.kill(handle.actor, no_restart=True)
 
 
-def _room(nodes: Iterable[dict[str, Any]], wanted: RayEngine) -> int:
-    """Workers that fit on the machines of a cluster, at least one."""
-    found = 0
+def worker_count(nodes: Iterable[dict[str, Any]], engine: RayEngine) -> int:
+    """Workers that fit on the machines of a cluster, at least one: its machine may be on the way."""
+    count = 0
     for node in nodes:
         if node["Alive"]:
-            there = node["Resources"]
-            by_cpu, by_gpu = there.get("CPU", 0) / wanted.cpus, there.get("GPU", 0) / (wanted.gpus or 1)
-            found += int(min(by_cpu, by_gpu) if wanted.gpus else by_cpu)
-    return max(1, found)
+            resources = node["Resources"]
+            by_cpu, by_gpu = resources.get("CPU", 0) / engine.cpus, resources.get("GPU", 0) / (engine.gpus or 1)
+            count += int(min(by_cpu, by_gpu) if engine.gpus else by_cpu)
+    return max(1, count)
 
 
-def _cause(error: Any) -> Exception:
-    """What a hand raised, without Ray's wrapping; or that work did not even reach it."""
+def _original_error(error: Any) -> Exception:
+    """What a worker raised, without Ray's wrapping; or an explanation when the item did not reach the worker."""
     cause = error.cause
     if isinstance(cause, Exception) and not type(cause).__module__.startswith("ray."):
         return cause
-    told = str(cause or error).strip().splitlines()[0]
-    return EngineError(f"a worker does not understand its work ({told}); have all machines the same versions?")
+    reason = str(cause or error).strip().splitlines()[0]
+    return EngineError(f"a worker cannot read its work ({reason}); do all machines have the same versions?")
+
+
+def _check_reachable(address: str) -> None:
+    """Fail at once if there is no cluster; Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError(f"an address is 'auto', 'local' or host:port, not {address!r}")
+    try:
+        socket.create_connection((host, int(port)), timeout=20).close()
+    except OSError as error:
+        raise EngineError(f"cannot connect to {address} ({error}); is `ray start --head` running there?") from None

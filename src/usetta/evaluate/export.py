@@ -1,13 +1,12 @@
-"""All rows of a run as one file for other programs: Parquet, CSV, JSON or JSON lines, by the ending of its name.
+"""All rows of a run in one file for other programs: Parquet, CSV, JSON or JSON lines, chosen by the file's suffix.
 
-Rows go through a few at a time, so memory does not grow with the run. A file appears under its name when it is whole,
-and not before. Numbers of classes have the names of the classes beside them.
+Rows are streamed, so memory does not grow with the run. A file appears under its name only once it is complete.
+Beside every class index stands the name of the class.
 """
 
 import csv
 import io
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -17,18 +16,19 @@ from pathlib import Path
 from typing import IO, Any
 
 from usetta.evaluate.store import ResultRow, Store
+from usetta.files import atomic_file
 
 _CLASSES = ("label", "prediction", "before")
-"""Columns that hold the number of a class."""
+"""Columns that hold a class index."""
 _FACTS = ("run", "dataset", "recipe", "classes", "root", "invocation")
-_AT_ONCE = 2**16
-"""Rows in a group of a Parquet file."""
+GROUP_ROWS = 2**16
+"""Rows in a group of a Parquet file: all that is in memory at once."""
 
 
 def export(store: Store, path: Path) -> int:
-    """Write all rows to `path`, whose ending is one of `FORMATS`, and return how many there are.
+    """Write all rows to `path`, whose suffix is one of `FORMATS`, and return their number.
 
-    JSON holds the facts of the run and its bad images as well, and so do the metadata of Parquet.
+    JSON also holds the facts of the run and its failed images, and so does the metadata of a Parquet file.
     """
     write = FORMATS.get(path.suffix.lower())
     if write is None:
@@ -42,27 +42,13 @@ def export(store: Store, path: Path) -> int:
         for count, record in enumerate(_records(store), start=1):  # noqa: B007
             yield record
 
-    with _whole_or_nothing(path) as file:
+    with atomic_file(path) as file:
         write(file, counted(), store)
     return count
 
 
-@contextmanager
-def _whole_or_nothing(target: Path) -> Iterator[IO[bytes]]:
-    """A file to write to, which becomes `target` if nothing goes wrong, and else leaves no trace."""
-    part = target.with_name(f"{target.name}.{os.getpid()}.part")
-    try:
-        with part.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
-
-
 def _columns() -> Iterator[tuple[str, Any]]:
-    """Names of the columns and their types, as of `ResultRow`, with the name of a class behind its number."""
+    """Names and types of the columns: those of `ResultRow`, and after each class index the name of the class."""
     for field in fields(ResultRow):
         yield field.name, field.type
         if field.name in _CLASSES:
@@ -84,7 +70,7 @@ def _records(store: Store) -> Iterator[dict[str, Any]]:
 def _about(store: Store) -> dict[str, Any]:
     return {
         "facts": {kind: store.facts(kind) for kind in _FACTS},
-        "bad": [bad._asdict() for bad in store.bad()],
+        "bad": [bad._asdict() for bad in store.failed_images()],
     }
 
 
@@ -128,8 +114,8 @@ def _write_parquet(file: IO[bytes], records: Iterable[dict[str, Any]], store: St
     )
     with parquet.ParquetWriter(file, schema) as writer:
         rest = iter(records)
-        while some := list(islice(rest, _AT_ONCE)):
-            writer.write_batch(arrow.RecordBatch.from_pylist(some, schema=schema))
+        while group := list(islice(rest, GROUP_ROWS)):
+            writer.write_batch(arrow.RecordBatch.from_pylist(group, schema=schema))
 
 
 def _without_none(declared: Any) -> Any:
@@ -142,4 +128,4 @@ FORMATS: dict[str, Callable[[IO[bytes], Iterable[dict[str, Any]], Store], None]]
     ".json": _write_json,
     ".jsonl": _write_jsonl,
 }
-"""By the ending of a file's name."""
+"""By the suffix of the file."""

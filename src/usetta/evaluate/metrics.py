@@ -33,7 +33,13 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "fgvc": FINE_GRAINED,
     "avg": ("in&o", "fgvc"),
 }
-"""The paper's means and what each is the mean of. `avg` is the mean of two means, so a fine-grained set counts less."""
+"""The paper's means and their parts. `avg` is the mean of two means, so a fine-grained dataset counts less in it."""
+
+
+def members_of(column: str) -> list[str]:
+    """The datasets behind a mean, or behind a mean of means; a dataset stands for itself."""
+    return [name for member in GROUPS[column] for name in members_of(member)] if column in GROUPS else [column]
+
 
 _SMALLEST = float(np.finfo(np.float32).tiny)
 """Columns are kept in single precision; a probability that vanished there counts as its smallest normal number."""
@@ -70,14 +76,19 @@ def top5(rank: ArrayLike) -> Floats:
 def ece(label: ArrayLike, prediction: ArrayLike, confidence: ArrayLike, bins: int = 15) -> Floats:
     """Expected calibration error in percent: how far confidence is from accuracy, over bins of equal width.
 
-    A bin holds its lower edge but not its upper one; the last holds 1.
+    A bin includes its lower edge but not its upper one; the last includes 1.
     """
-    sure = _probability(confidence, "confidence")
-    gap = np.equal(label, prediction) - sure
-    place = np.minimum((sure * bins).astype(np.int64), bins - 1)
+    probs = _probability(confidence, "confidence")
+    gap = np.equal(label, prediction) - probs
+    bin_of = confidence_bins(probs, bins)
     # |accuracy − confidence| of a bin, weighted with its share of the images, is |Σ gap| / n.
-    gaps = [np.abs(_mean(np.where(place == b, gap, 0.0))) for b in range(bins)]
+    gaps = [np.abs(_mean(np.where(bin_of == b, gap, 0.0))) for b in range(bins)]
     return 100 * np.asarray(np.sum(gaps, axis=0))
+
+
+def confidence_bins(confidence: Floats, bins: int) -> NDArray[np.int64]:
+    """The bin of each confidence in 0..1, as `ece` counts them."""
+    return np.minimum((confidence * bins).astype(np.int64), bins - 1)
 
 
 def nll(true_probability: ArrayLike) -> Floats:
@@ -127,10 +138,10 @@ def group_means(values: Mapping[str, float | None]) -> dict[str, float | None]:
     known = {name: value for name, value in values.items() if value is not None and not math.isnan(value)}
     means: dict[str, float | None] = {}
     for group, members in GROUPS.items():
-        found = [known[member] for member in members if member in known]
-        means[group] = sum(found) / len(found) if len(found) == len(members) else None
-        if (mean := means[group]) is not None:
-            known[group] = mean
+        parts = [known[member] for member in members if member in known]
+        means[group] = mean = sum(parts) / len(parts) if len(parts) == len(members) else None
+        if mean is not None:
+            known[group] = mean  # GROUPS lists a mean of means after its parts
     return means
 
 
@@ -174,7 +185,7 @@ def accuracy_difference(
     runs of one image are not independent. A resample only counts how often each value of the difference occurs, so
     it is drawn as such (multinomial), which gives the same distribution as drawing n images.
     """
-    ours, theirs = (np.atleast_2d(np.asarray(each, dtype=np.float64)) for each in (right, other))
+    ours, theirs = (np.atleast_2d(np.asarray(hits, dtype=np.float64)) for hits in (right, other))
     if ours.ndim != 2 or ours.shape[-1] != theirs.shape[-1]:
         raise ValueError(f"both methods must have answered the same images, not {ours.shape} and {theirs.shape}")
     difference = ours.mean(axis=0) - theirs.mean(axis=0)
@@ -208,7 +219,7 @@ def _mean(values: NDArray[Any]) -> Floats:
 
 def _probability(values: ArrayLike, column: str) -> Floats:
     """`values` in double precision; rounding may put them a little outside of 0..1, a mistake much further."""
-    found = np.asarray(values, dtype=np.float64)
-    if not ((found >= -1e-5) & (found <= 1 + 1e-5)).all():
-        raise ValueError(f"{column} must lie between 0 and 1; found {found.min()} to {found.max()}")
-    return np.clip(found, 0.0, 1.0)
+    probs = np.asarray(values, dtype=np.float64)
+    if not ((probs >= -1e-5) & (probs <= 1 + 1e-5)).all():
+        raise ValueError(f"{column} must lie between 0 and 1, but ranges from {probs.min()} to {probs.max()}")
+    return np.clip(probs, 0.0, 1.0)

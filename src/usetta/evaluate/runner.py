@@ -20,10 +20,10 @@ from usetta import methods as known_methods
 from usetta.adaptive import ADAPTIVE, Views, most_views
 from usetta.coop import load_context, template_of
 from usetta.data import DataError, Dataset
-from usetta.distributed import Engine, Failed, LocalEngine
-from usetta.distributed.same_model import SameModel
+from usetta.distributed import Engine, Failed, LocalEngine, Shard, VerifiedLoader
+from usetta.evaluate.merge import shard_folder
 from usetta.evaluate.run_log import RunLog, RunningAccuracy
-from usetta.evaluate.store import FailedImage, Store
+from usetta.evaluate.store import FILE, FailedImage, Store
 from usetta.evaluate.worker import DatasetJob, EvalWorker, Outcome, WorkImage, WorkItem
 from usetta.feature_cache import FeatureCache
 from usetta.models import Model
@@ -81,6 +81,7 @@ def evaluate(
     batch_size: int | None = None,
     threads: int = 2,
     engine: Engine | None = None,
+    shard: Shard | None = None,
     load: Callable[[], Model] | None = None,
     load_reward_model: Callable[[], Model] | None = None,
     log: Callable[[str], object] = lambda text: None,
@@ -92,9 +93,11 @@ def evaluate(
     from rewards, otherwise the model itself. `cache`: a folder for features of views. `batch_size` images go through a
     method together, by default one on a CPU and eight elsewhere; `threads` make views. `engine`: where the work is
     done, by default in this process; workers elsewhere get the models by `load` and `load_reward_model`, which are
-    pickled. Failed images and finished datasets are reported by `log`.
+    pickled. `shard`: the share of this process, if several share the work; `merge_shards` puts them together. Failed
+    images and finished datasets are reported by `log`.
     """
     settings = settings or EvalSettings()
+    shard = shard or Shard()
     if not methods or not seeds:
         raise ValueError(f"there must be at least one {'seed' if methods else 'method'}")
     if threads < 1 or any(number is not None and number < 1 for number in (batch_size, limit)):
@@ -107,20 +110,21 @@ def evaluate(
         for recipe in job.recipes.values():
             head.check(recipe, job.views.views)
     with ExitStack() as stack:
-        store = stack.enter_context(Store(out))
+        features = None
+        if cache and engine is None:  # before the store, so that a cache that cannot be used leaves no run behind
+            features = stack.enter_context(FeatureCache(cache, half=settings.half_features))
+        stores = [stack.enter_context(Store(shard_folder(out, shard)))]
+        if not shard.is_whole and (out / FILE).is_file():  # what has been merged already is not computed again
+            stores.append(stack.enter_context(Store(out, create=False)))
+        store = stores[0]
         store.fix_all(_facts(jobs.values(), model, settings, reward_model))
         for name, job in jobs.items():
             store.note("classes", name, job.dataset.classes)
             store.note("root", name, str(job.dataset.root))
-        plan = [
-            item
-            for job in jobs.values()
-            for seed in dict.fromkeys(seeds)
-            for item in _work_items(store, job, seed, limit, batch_size or _ITEM_IMAGES)
-        ]
+        store.note("device", "model", str(getattr(model, "device", "cpu")))
+        plan = _plan(jobs.values(), seeds, limit, batch_size or _ITEM_IMAGES, shard, stores)
         make_worker: Callable[[], EvalWorker]
         if engine is None:
-            features = stack.enter_context(FeatureCache(cache, half=settings.half_features)) if cache else None
             pipeline = Pipeline(model, reward_model=reward_model, cache=features, threads=threads)
             engine, make_worker = LocalEngine(), lambda: EvalWorker(pipeline, jobs, batch_size)
         else:
@@ -144,7 +148,7 @@ def evaluate(
             if not left[item.dataset, item.seed]:
                 log(f"{item.dataset}, seed {item.seed}: {accuracy.text()}")
             tick(len(item.images), accuracy.text(_SHOWN))
-        failed = sum(image.dataset in jobs for image in store.bad())
+        failed = sum(image.dataset in jobs for image in store.failed_images())
     return EvalSummary(run_log.images, run_log.encoded, run_log.rows, failed, time.perf_counter() - started)
 
 
@@ -180,8 +184,8 @@ class _EvalWorkerFactory:
     """Makes a worker where it works; it is pickled, so it holds names and settings, not models."""
 
     jobs: Mapping[str, DatasetJob]
-    load: SameModel
-    load_reward_model: SameModel | None
+    load: VerifiedLoader
+    load_reward_model: VerifiedLoader | None
     cache: Path | None
     half: bool
     batch_size: int | None
@@ -209,10 +213,10 @@ def _worker_factory(
         raise ValueError("workers of an engine load their models themselves: pass load and load_reward_model")
     reward = None
     if reward_model is not None and load_reward_model:
-        reward = SameModel(load_reward_model, reward_model.fingerprint)
+        reward = VerifiedLoader(load_reward_model, reward_model.fingerprint)
     travelling = {name: job.without_images() for name, job in jobs.items()}
     folder = cache and cache.absolute()
-    same = SameModel(load, model.fingerprint)
+    same = VerifiedLoader(load, model.fingerprint)
     return _EvalWorkerFactory(travelling, same, reward, folder, settings.half_features, batch_size, threads)
 
 
@@ -268,20 +272,47 @@ def _templates(settings: EvalSettings) -> list[str]:
     return [template for name in given for template in TEMPLATES.get(name, (name,))]
 
 
-def _work_items(store: Store, job: DatasetJob, seed: int, limit: int | None, size: int) -> Iterator[WorkItem]:
-    """What is missing of a dataset under a seed, cut by the place of the images, whatever is done already."""
+def _plan(
+    jobs: Iterable[DatasetJob],
+    seeds: Iterable[int],
+    limit: int | None,
+    size: int,
+    shard: Shard,
+    stores: Sequence[Store],
+) -> list[WorkItem]:
+    """What is missing in all of `stores`, of the share of this process.
+
+    Items are cut, and dealt to processes, by the place of their images, whatever is done already: so a run that is
+    continued has the same items, and no two processes ever share one.
+    """
+    places = [
+        (job, seed, chosen[first : first + size])
+        for job in jobs
+        for seed in dict.fromkeys(seeds)
+        for chosen in [_spread(len(job.dataset), limit)]
+        for first in range(0, len(chosen), size)
+    ]
+    done: dict[tuple[str, int, str], set[str]] = {}
+    for job, seed, _ in places:
+        for method in job.recipes:
+            key = job.dataset.name, seed, method
+            if key not in done:
+                done[key] = set().union(*(store.done(*key) for store in stores))
+    items = (_work_item(job, seed, numbers, done) for job, seed, numbers in shard.take(places))
+    return [item for item in items if item.images]
+
+
+def _work_item(
+    job: DatasetJob, seed: int, numbers: Sequence[int], done: Mapping[tuple[str, int, str], set[str]]
+) -> WorkItem:
+    """The images of these numbers that lack an answer of a method."""
     dataset = job.dataset
     assert dataset.labels is not None
-    chosen = _spread(len(dataset), limit)
-    done = {name: store.done(dataset.name, seed, name) for name in job.recipes}
-    for first in range(0, len(chosen), size):
-        missing = tuple(
-            WorkImage(dataset.ids[i], dataset.labels[i], names)
-            for i in chosen[first : first + size]
-            if (names := tuple(name for name in job.recipes if dataset.ids[i] not in done[name]))
-        )
-        if missing:
-            yield WorkItem(dataset.name, seed, missing)
+    images = (
+        WorkImage(name, label, tuple(m for m in job.recipes if name not in done[dataset.name, seed, m]))
+        for name, label in ((dataset.ids[i], dataset.labels[i]) for i in numbers)
+    )
+    return WorkItem(dataset.name, seed, tuple(image for image in images if image.methods))
 
 
 def _spread(n: int, chosen: int | None) -> Sequence[int]:

@@ -120,43 +120,43 @@ class Store:
             )
             self._db.execute("CREATE TABLE IF NOT EXISTS facts (kind, name, value, PRIMARY KEY (kind, name))")
             self._db.execute(
-                "CREATE TABLE IF NOT EXISTS seen (dataset, image, seed, views, PRIMARY KEY (dataset, image, seed))"
+                "CREATE TABLE IF NOT EXISTS shown (dataset, image, seed, views, PRIMARY KEY (dataset, image, seed))"
             )
-            self._db.execute("CREATE TABLE IF NOT EXISTS bad (dataset, image, reason, PRIMARY KEY (dataset, image))")
+            self._db.execute("CREATE TABLE IF NOT EXISTS failed (dataset, image, reason, PRIMARY KEY (dataset, image))")
             if version != _VERSION:  # a run that is only looked at is not written to
                 self._db.execute(f"PRAGMA user_version = {_VERSION}")
 
     def fix(self, kind: str, name: str, value: Any) -> None:
-        """Write down what rows depend on; refuse another value than the one that is there.
+        """Record what rows depend on; refuse another value than the recorded one.
 
         What the whole run depends on is of the kind `run`, and called by its name alone.
         """
         self.fix_all([(kind, name, value)])
 
     def fix_all(self, facts: Iterable[tuple[str, str, Any]]) -> None:
-        """Write down what rows depend on, each of a kind and with a name; if one is refused, none is written."""
+        """Record what rows depend on, each of a kind and with a name; if one is refused, none is written."""
         written = [(kind, name, json.dumps(value, sort_keys=True)) for kind, name, value in facts]
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")  # nobody else may write between looking and writing
             for kind, name, new in written:
-                found = self._db.execute("SELECT value FROM facts WHERE kind = ? AND name = ?", (kind, name)).fetchone()
-                if found is None:
+                old = self._db.execute("SELECT value FROM facts WHERE kind = ? AND name = ?", (kind, name)).fetchone()
+                if old is None:
                     self._db.execute("INSERT INTO facts VALUES (?, ?, ?)", (kind, name, new))
-                elif found[0] != new:
+                elif old[0] != new:
                     what = name if kind == "run" else f"{kind} '{name}'"
                     raise StoreError(
-                        f"the run in {self.folder} was made with another {what}: {_difference(found[0], new)}. "
+                        f"the run in {self.folder} was made with another {what}: {_difference(old[0], new)}. "
                         "Choose another directory with --out"
                     )
 
     def note(self, kind: str, name: str, value: Any) -> None:
-        """Write down what rows do not depend on, in place of what was there."""
+        """Record what rows do not depend on, in place of what was recorded."""
         query = "INSERT INTO facts VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET value = excluded.value"
         with self._db:
             self._db.execute(query, (kind, name, json.dumps(value)))
 
     def note_next(self, kind: str, value: Any) -> str:
-        """Write down what rows do not depend on under the next number of its kind, which is the answer."""
+        """Record what rows do not depend on under the next number of its kind, which is the answer."""
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
             (count,) = self._db.execute("SELECT COUNT(*) FROM facts WHERE kind = ?", (kind,)).fetchone()
@@ -164,7 +164,7 @@ class Store:
         return str(count + 1)
 
     def facts(self, kind: str) -> dict[str, Any]:
-        """What was written down of that kind, by name."""
+        """What was recorded of that kind, by name."""
         rows = self._db.execute("SELECT name, value FROM facts WHERE kind = ? ORDER BY rowid", (kind,))
         return {name: json.loads(value) for name, value in rows}
 
@@ -180,53 +180,78 @@ class Store:
         )
         return {method: (right, n) for method, right, n in self._db.execute(query, (dataset, seed))}
 
-    def bad(self) -> list[FailedImage]:
+    def failed_images(self) -> list[FailedImage]:
         """Images that could not be read when they were last tried."""
-        return [FailedImage(*each) for each in self._db.execute("SELECT * FROM bad ORDER BY dataset, image")]
+        return [FailedImage(*row) for row in self._db.execute("SELECT * FROM failed ORDER BY dataset, image")]
 
-    def seen(self, dataset: str, image: str, seed: int) -> ShownViews | None:
-        """The views of an image that were written down."""
-        query = "SELECT views FROM seen WHERE dataset = ? AND image = ? AND seed = ?"
-        found = self._db.execute(query, (dataset, image, seed)).fetchone()
-        return found and ShownViews(dataset, image, seed, tuple(ViewRecord(*each) for each in json.loads(found[0])))
+    def shown_views(self, dataset: str, image: str, seed: int) -> ShownViews | None:
+        """The recorded views of an image."""
+        query = "SELECT views FROM shown WHERE dataset = ? AND image = ? AND seed = ?"
+        row = self._db.execute(query, (dataset, image, seed)).fetchone()
+        return row and ShownViews(dataset, image, seed, tuple(ViewRecord(*view) for view in json.loads(row[0])))
 
-    def add(self, rows: Iterable[ResultRow], seen: Iterable[ShownViews] = (), bad: Iterable[FailedImage] = ()) -> None:
+    def add(
+        self, rows: Iterable[ResultRow], shown: Iterable[ShownViews] = (), failed: Iterable[FailedImage] = ()
+    ) -> None:
         """Write rows, views and images that could not be read, together or not at all.
 
-        An image that has been seen is not bad any more.
+        An image whose views are known has not failed any more.
         """
-        rows, seen = list(rows), list(seen)
+        rows, shown = list(rows), list(shown)
         places = ", ".join("?" * len(COLUMNS))
-        views = [(each.dataset, each.image, each.seed, json.dumps(each.views)) for each in seen]
+        views = [(row.dataset, row.image, row.seed, json.dumps(row.views)) for row in shown]
         with self._db:
             self._db.executemany(f"INSERT OR REPLACE INTO results VALUES ({places})", map(astuple, rows))  # noqa: S608
             self._db.executemany(
-                "INSERT INTO seen VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET views = excluded.views "
-                "WHERE length(excluded.views) > length(views)",  # the weak view alone tells less
+                "INSERT INTO shown VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET views = excluded.views "
+                "WHERE length(excluded.views) > length(views)",  # with the weak view alone, a report has less to show
                 views,
             )
             self._db.executemany(
-                "DELETE FROM bad WHERE dataset = ? AND image = ?", [(each.dataset, each.image) for each in seen]
+                "DELETE FROM failed WHERE dataset = ? AND image = ?", [(row.dataset, row.image) for row in shown]
             )
-            self._db.executemany("INSERT OR REPLACE INTO bad VALUES (?, ?, ?)", bad)
+            self._db.executemany("INSERT OR REPLACE INTO failed VALUES (?, ?, ?)", failed)
 
     def rows(self, where: Mapping[str, Any] | None = None) -> Iterator[ResultRow]:
         """Rows in the order of their keys, those alone whose columns have the values of `where`."""
         place = COLUMNS.index("skipped")
-        for found in self._select(COLUMNS, where or {}):
-            values = list(found)
-            values[place] = None if found[place] is None else bool(found[place])  # SQLite has no truth values
-            yield ResultRow(*values)
+        for values in self._select(COLUMNS, where or {}):
+            row = list(values)
+            row[place] = None if row[place] is None else bool(row[place])  # SQLite has no truth values
+            yield ResultRow(*row)
 
     def columns(self, names: Sequence[str], where: Mapping[str, Any]) -> dict[str, list[Any]]:
         """Some columns of rows, in the order of their keys."""
-        found = list(self._select(names, where))
-        return {name: [values[i] for values in found] for i, name in enumerate(names)}
+        rows = list(self._select(names, where))
+        return {name: [row[i] for row in rows] for i, name in enumerate(names)}
 
     def groups(self) -> list[tuple[str, int, str, int]]:
         """Dataset, seed and method that have rows, and how many."""
         query = "SELECT dataset, seed, method, COUNT(*) FROM results GROUP BY dataset, seed, method"
         return list(self._db.execute(query))
+
+    def kinds(self) -> list[str]:
+        """The kinds of facts that were written down."""
+        return [kind for (kind,) in self._db.execute("SELECT DISTINCT kind FROM facts ORDER BY kind")]
+
+    def copy_from(self, folder: Path) -> int:
+        """Copy the rows, views and failed images of another store, in one transaction; returns how many rows are new.
+
+        A row that is there already stays. The databases copy it among themselves, so that memory does not grow.
+        """
+        self._db.execute("ATTACH ? AS other", (str(folder / FILE),))
+        try:
+            with self._db:
+                new = self._db.execute("INSERT OR IGNORE INTO results SELECT * FROM other.results").rowcount
+                self._db.execute(
+                    "INSERT INTO shown SELECT * FROM other.shown WHERE true ON CONFLICT DO UPDATE "
+                    "SET views = excluded.views WHERE length(excluded.views) > length(views)"
+                )
+                self._db.execute("INSERT OR IGNORE INTO failed SELECT * FROM other.failed")
+                self._db.execute("DELETE FROM failed WHERE (dataset, image) IN (SELECT dataset, image FROM shown)")
+        finally:
+            self._db.execute("DETACH other")
+        return new
 
     def _select(self, names: Sequence[str], where: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         unknown = {*names, *where} - set(COLUMNS)
@@ -234,8 +259,8 @@ class Store:
             raise ValueError(f"results have no column {', '.join(sorted(unknown))}")
         condition = " AND ".join(f"{name} = ?" for name in where) or "1"
         query = f"SELECT {', '.join(names)} FROM results WHERE {condition} ORDER BY {', '.join(_KEY)}"  # noqa: S608
-        with closing(self._db.execute(query, tuple(where.values()))) as found:
-            yield from found
+        with closing(self._db.execute(query, tuple(where.values()))) as rows:
+            yield from rows
 
 
 def _kind(declared: Any) -> str:

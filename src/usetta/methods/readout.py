@@ -4,11 +4,13 @@
 
 Zero-shot CLIP is β = 1, the mean of the strong views β = 0, the plain average β = 1/2, the uniform mean over
 S = {weak} ∪ chosen is β = 1/|S|, and self-ensembling (SE) sets β for each image by how the weak view's entropy
-ranks among the strong ones. STS averages the views that were most confident before it tuned. R-TPT weighs all views by
+ranks among the strong ones. STS averages the views that were most confident before it tuned. R-TPT weights all views by
 how close they are to their nearest neighbours, and averages logits where the others average probabilities. ZERO's vote
 and MTA's mode have files of their own.
 
-A readout is a function of `READOUTS`; one more entry there is one more name in the grammar of methods.
+A readout is a function in `READOUTS`, and its name there is a name in the grammar of methods. `average` gives half to
+the weak view and half to the chosen strong ones; `selected` is the mean of the views, the weak one included, that were
+most confident before anything was tuned.
 """
 
 from collections.abc import Callable
@@ -18,19 +20,26 @@ import torch
 from torch import Tensor
 
 from usetta.methods.mta import mode_of_views
+from usetta.methods.options import Count, NotNegative, Positive, Share
 from usetta.methods.select import keep_count, most_confident
 from usetta.methods.zero import votes_of_views
+from usetta.registry import Registry
 
 if TYPE_CHECKING:
     from usetta.methods.recipe import Recipe
     from usetta.methods.stats import ViewStats
 
-RESCALINGS: dict[str, Callable[[Tensor], Tensor]] = {
-    "linear": lambda x: x,
-    "root": lambda x: x.sign() * x.abs().sqrt(),
-    "square": lambda x: x.sign() * x.square(),
-}
+Readout = Callable[..., tuple[Tensor, Tensor]]
+"""(recipe, statistics before tuning, statistics after it, features (B, N, D), **options) → the answer (B, C), which are
+probabilities, and the weight of each view in it (B, N)."""
+
+READOUTS: Registry[Readout] = Registry("readout")
+
+RESCALINGS: Registry[Callable[[Tensor], Tensor]] = Registry("rescaling")
 """What happens to δ − 1/2 before γ multiplies it; the paper uses `linear`, the authors' published SE `square`."""
+RESCALINGS.register("linear", lambda x: x)
+RESCALINGS.register("root", lambda x: x.sign() * x.abs().sqrt())
+RESCALINGS.register("square", lambda x: x.sign() * x.square())
 
 
 def entropy_rank(entropies: Tensor) -> Tensor:
@@ -40,7 +49,8 @@ def entropy_rank(entropies: Tensor) -> Tensor:
 
 def weak_weight(delta: Tensor, gamma: float = 0.4, rescaling: str = "linear") -> Tensor:
     """β (B,) = 1/2 + γ · rescale(δ − 1/2), within [0.3, 0.7] for γ = 0.4, and never outside [0, 1]."""
-    return (0.5 + gamma * RESCALINGS[rescaling](delta - 0.5)).clamp(0, 1)  # a wide root would leave it
+    # Only the root can leave [0, 1], where γ is large.
+    return (0.5 + gamma * RESCALINGS[rescaling](delta - 0.5)).clamp(0, 1)
 
 
 def blend_weights(beta: Tensor, strong: Tensor, views: int) -> Tensor:
@@ -51,7 +61,7 @@ def blend_weights(beta: Tensor, strong: Tensor, views: int) -> Tensor:
     return weights.scatter_(1, strong, share.expand(strong.shape))
 
 
-def reliability_weights(features: Tensor, neighbours: int = 20, temperature: float = 0.01) -> Tensor:
+def reliability_weights(features: Tensor, neighbours: int, temperature: float) -> Tensor:
     """R-TPT's weights (B, N) of views with features (B, N, D): softmax of the mean cosine to the nearest other views.
 
     A view is never its own neighbour. The published code excludes cosines that round to 1, which in single precision
@@ -71,62 +81,76 @@ def mean_of_views(values: Tensor, weights: Tensor) -> Tensor:
     return (weights[:, None] @ values)[:, 0]
 
 
-def _blend(beta: Tensor, now: "ViewStats") -> tuple[Tensor, Tensor]:
+def _blend(beta: Tensor, stats: "ViewStats") -> tuple[Tensor, Tensor]:
     """The answer (B, C) that gives the weak view β (B,), and the weights (B, N) of the views in it."""
-    weights = blend_weights(beta, now.chosen, now.logits.shape[1])
-    return mean_of_views(now.logits.softmax(dim=-1), weights), weights
+    weights = blend_weights(beta, stats.chosen, stats.logits.shape[1])
+    return mean_of_views(stats.logits.softmax(dim=-1), weights), weights
 
 
-def _fixed(beta: Callable[[int], float]) -> "Readout":
+def _fixed(beta: Callable[[int], float]) -> Readout:
     """The readout whose β depends on nothing but how many strong views are chosen."""
 
-    def read_out(_recipe: "Recipe", _before: "ViewStats", now: "ViewStats", _features: Tensor) -> tuple[Tensor, Tensor]:
-        return _blend(torch.full_like(now.beta, beta(now.chosen.shape[1])), now)
+    def read_out(
+        _recipe: "Recipe", _before: "ViewStats", after: "ViewStats", _features: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return _blend(torch.full_like(after.beta, beta(after.chosen.shape[1])), after)
 
     return read_out
 
 
 def _self_ensemble(
-    _recipe: "Recipe", _before: "ViewStats", now: "ViewStats", _features: Tensor
+    _recipe: "Recipe", _before: "ViewStats", after: "ViewStats", _features: Tensor
 ) -> tuple[Tensor, Tensor]:
-    return _blend(now.beta, now)
+    return _blend(after.beta, after)
 
 
-def _selected(recipe: "Recipe", before: "ViewStats", now: "ViewStats", _features: Tensor) -> tuple[Tensor, Tensor]:
+def _selected(recipe: "Recipe", before: "ViewStats", after: "ViewStats", _features: Tensor) -> tuple[Tensor, Tensor]:
     k = keep_count(before.entropies.shape[1], recipe.rho)
     selected = most_confident(before.entropies, k)
     weights = torch.zeros_like(before.entropies).scatter_(1, selected, 1 / k)
-    return mean_of_views(now.logits.softmax(dim=-1), weights), weights
+    return mean_of_views(after.logits.softmax(dim=-1), weights), weights
 
 
-def _reliability(_recipe: "Recipe", _before: "ViewStats", now: "ViewStats", features: Tensor) -> tuple[Tensor, Tensor]:
-    weights = reliability_weights(features)
-    return mean_of_views(now.logits, weights).softmax(dim=-1), weights
+def _reliability(
+    _recipe: "Recipe",
+    _before: "ViewStats",
+    after: "ViewStats",
+    features: Tensor,
+    *,
+    neighbours: Count = 20,
+    temperature: Positive = 0.01,
+) -> tuple[Tensor, Tensor]:
+    weights = reliability_weights(features, neighbours, temperature)
+    return mean_of_views(after.logits, weights).softmax(dim=-1), weights
 
 
-def _vote(recipe: "Recipe", _before: "ViewStats", now: "ViewStats", _features: Tensor) -> tuple[Tensor, Tensor]:
-    return votes_of_views(now.logits, now.entropies, recipe.voters)
+def _vote(
+    _recipe: "Recipe", _before: "ViewStats", after: "ViewStats", _features: Tensor, *, voters: Share = 0.3
+) -> tuple[Tensor, Tensor]:
+    return votes_of_views(after.logits, after.entropies, voters)
 
 
-def _mode(_recipe: "Recipe", _before: "ViewStats", now: "ViewStats", features: Tensor) -> tuple[Tensor, Tensor]:
-    inlierness, coefficients = mode_of_views(features, now.logits.softmax(dim=-1))
-    return mean_of_views(now.logits, coefficients).softmax(dim=-1), inlierness
+def _mode(
+    _recipe: "Recipe",
+    _before: "ViewStats",
+    after: "ViewStats",
+    features: Tensor,
+    *,
+    bandwidth: Share = 0.3,
+    lambda_y: Positive = 0.2,
+    lambda_q: NotNegative = 4.0,
+) -> tuple[Tensor, Tensor]:
+    probs = after.logits.softmax(dim=-1)
+    inlierness, coefficients = mode_of_views(features, probs, bandwidth=bandwidth, lambda_y=lambda_y, lambda_q=lambda_q)
+    return mean_of_views(after.logits, coefficients).softmax(dim=-1), inlierness
 
 
-Readout = Callable[["Recipe", "ViewStats", "ViewStats", Tensor], tuple[Tensor, Tensor]]
-"""(recipe, how the views looked before tuning, how they look now, their features (B, N, D)) → the answer (B, C), which
-are probabilities, and the weight of each view in it (B, N)."""
-
-READOUTS: dict[str, Readout] = {
-    "weak": _fixed(lambda _k: 1.0),
-    "strong": _fixed(lambda _k: 0.0),
-    "average": _fixed(lambda _k: 0.5),
-    "uniform": _fixed(lambda k: 1 / (1 + k)),
-    "se": _self_ensemble,
-    "selected": _selected,
-    "reliability": _reliability,
-    "vote": _vote,
-    "mode": _mode,
-}
-"""Readouts by name. `average` gives half to the weak view and half to the chosen strong ones; `selected` is the mean
-of the views, the weak one included, that were most confident before anything was tuned."""
+READOUTS.register("weak", _fixed(lambda _k: 1.0))
+READOUTS.register("strong", _fixed(lambda _k: 0.0))
+READOUTS.register("average", _fixed(lambda _k: 0.5))
+READOUTS.register("uniform", _fixed(lambda k: 1 / (1 + k)))
+READOUTS.register("se", _self_ensemble)
+READOUTS.register("selected", _selected)
+READOUTS.register("reliability", _reliability)
+READOUTS.register("vote", _vote)
+READOUTS.register("mode", _mode)

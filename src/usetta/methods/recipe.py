@@ -1,47 +1,44 @@
 """A method is a recipe: a frozen choice on four axes, run on features of views that were encoded once.
 
-    select     which views count?                the most confident · the weak one and the most confident strong ones · all
-    tune       what may change?                  nothing · see `tune`
+    select     which views does the loss see?    see `select`
+    tune       what may change?                  nothing, or see `tune`
     loss       towards what?                     see `losses`
-    read out   how do views become one answer?   see `readout`
+    readout    how do views become one answer?   see `readout`
+
+The choices of an axis are names in its registry. A choice may declare options (see `options`), which become settings of
+the recipes that make it, so a recipe holds what all methods have in common and the options of its own choices alone.
 
 `run` is the only way from features to an answer, for one image or a batch, so every method is batched and none
-touches an image. One kind of tuning reaches into the image tower, and asks for the hidden states of its last blocks.
-What a run saw on the way (entropies, chosen views, δ, β, whether an image was skipped, its answer before tuning) comes
-back with it.
+touches an image. It also returns what the answer was based on: entropies, chosen views, δ, β, whether an image was
+skipped, its answer before tuning.
 """
 
 import math
-from collections.abc import Collection
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from usetta.methods.losses import LOSSES, Reward
+from usetta.methods.losses import LOSSES, Reward, takes_rewards
+from usetta.methods.options import Option, Value, options_of, parse_value
 from usetta.methods.readout import READOUTS, RESCALINGS
+from usetta.methods.select import SELECTIONS
 from usetta.methods.stats import ADAPTIVE, UNIFORM, tie_duplicate_classes, view_stats
-from usetta.methods.tune.lora import Hidden, tune_images
-from usetta.methods.tune.steps import TUNERS, tune
+from usetta.methods.tune import TUNERS, Hidden, tune
 from usetta.prompts import ClassPrompts
+from usetta.registry import Registry, suggest
 
-__all__ = ["LOSSES", "READOUTS", "Hidden", "Recipe", "Result", "Reward", "run"]
+__all__ = ["LOSSES", "READOUTS", "SELECTIONS", "TUNERS", "Hidden", "Recipe", "Result", "Reward", "run"]
 
 _MEMORY = 512 * 2**20
 """Bytes that the tensors of one run may take; a larger batch of images goes through in parts."""
 
+NOTHING = "nothing"
 
-def _choices() -> dict[str, Collection[str]]:
-    """What some settings may be, as of now: losses and readouts can be added."""
-    return {
-        "select": ("confident", "weak+strong", "all"),
-        "tune": ("nothing", *TUNERS, "lora"),
-        "loss": (*LOSSES, "reward"),
-        "label": ("se", "mean"),
-        "readout": READOUTS,
-        "se_stats": ("pre", "post"),
-        "rescaling": RESCALINGS,
-    }
+_AXES: dict[str, Registry[Any]] = {"select": SELECTIONS, "tune": TUNERS, "loss": LOSSES, "readout": READOUTS}
 
 
 @dataclass(frozen=True)
@@ -51,103 +48,190 @@ class Recipe:
     name: str
     description: str = ""
     select: str = "weak+strong"
-    """Views the loss looks at: the weak and the most confident strong ones, `confident`, the most confident, or `all`."""
-    tune: str = "nothing"
+    """Views that the loss sees: the weak and the most confident strong ones (`weak+strong`), the most confident of all
+    (`confident`), or `all`."""
+    tune: str = NOTHING
     """What may change: `nothing`, the context of the `prompt`, a `shift` of each class's text features, their
     `spectrum` (a shift along the main directions, which all classes share), or `lora` weights in the image tower."""
     loss: str = "rce"
     """`mem` (marginal entropy), `rce` (reverse cross-entropy), `pointwise` (mean entropy), `weighted` (the same by
     confidence) or `reward` (CLIP scores of the best classes); unused without tuning."""
     label: str = "se"
-    """The pseudo-label of `rce`: the `se` blend, or the `mean` prediction of the views that the loss looks at."""
+    """The pseudo-label of `rce`: the `se` blend, or the `mean` prediction of the views that the loss sees."""
     dispersion: float = 0.0
     """C-TPT's λ: how much the spread of the text features is worth."""
-    penalty: float = 0.0
-    """STS's λ: how much a long shift costs. It makes no difference to the first step, which starts from none."""
     steps: int = 1
     lr: float = 5e-3
     weight_decay: float = 0.01
     skip: bool = False
     """Whether an image is left as it is when the weak and the chosen strong views already agree on its class."""
     readout: str = "se"
-    """One of `READOUTS`."""
+    """How views become one answer: a name in `READOUTS`."""
     se_stats: str = "post"
-    """Whether chosen views and β of the readout come from before the last step (`pre`) or from after it (`post`)."""
+    """Whether the readout takes chosen views and β from before the last step (`pre`) or from after it (`post`)."""
     beta: float | str = ADAPTIVE
     """The weak view's weight in SE: `adaptive`, `uniform` (1/|S|), or a fixed number in 0..1."""
     gamma: float = 0.4
     """Width of the adaptive β around 1/2."""
     rho: float = 0.1
     """Share of the views that is kept."""
-    voters: float = 0.3
-    """Share of the views that vote, if that is how they are read out."""
     rescaling: str = "linear"
     """How δ becomes β: `linear` (the paper), `root` or `square`."""
     active: int = 0
-    """Tune only as many classes, the most probable ones of each image, and let the others move with them. An
+    """Tune only this many classes, the most probable ones of each image, and let the others move with them. An
     approximation for long class lists, so 0 (all classes) unless chosen."""
-    seed: int = 0
-    """Of the random half of LoRA's initial weights."""
+    options: Mapping[str, Value] = field(default_factory=dict, hash=False)
+    """Options of the selection rule, tuner, loss and readout; those not given have their defaults."""
 
     def __post_init__(self) -> None:
-        for axis, choices in _choices().items():
-            if getattr(self, axis) not in choices:
-                raise ValueError(f"{axis} must be one of {', '.join(choices)}, not {getattr(self, axis)!r}")
-        beta_is_fine = self.beta in (ADAPTIVE, UNIFORM) if isinstance(self.beta, str) else 0 <= self.beta <= 1
-        if not beta_is_fine:
+        self._check_choices()
+        self._check_numbers()
+        self._check_combinations()
+        declared = self._declared_options({})
+        for name in self.options:
+            if name not in declared:
+                raise ValueError(_refusal(self, name, declared))
+        # All options, so that equal recipes are equal and the record of a run is complete.
+        complete = {name: option.check(self.options.get(name, option.default)) for name, option in declared.items()}
+        object.__setattr__(self, "options", complete)
+
+    def _check_choices(self) -> None:
+        if self.tunes and self.tune not in TUNERS:
+            raise ValueError(f"unknown tuner {self.tune!r}; {suggest(self.tune, [NOTHING, *TUNERS])}")
+        SELECTIONS.get(self.select)
+        LOSSES.get(self.loss)
+        READOUTS.get(self.readout)
+        RESCALINGS.get(self.rescaling)
+        for setting, choices in (("label", ("se", "mean")), ("se_stats", ("pre", "post"))):
+            if getattr(self, setting) not in choices:
+                raise ValueError(f"{setting} must be one of {', '.join(choices)}, not {getattr(self, setting)!r}")
+
+    def _check_numbers(self) -> None:
+        beta_is_valid = self.beta in (ADAPTIVE, UNIFORM) if isinstance(self.beta, str) else 0 <= self.beta <= 1
+        if not beta_is_valid:
             raise ValueError(f"beta must be '{ADAPTIVE}', '{UNIFORM}' or a number in 0..1, not {self.beta!r}")
         if not 0 <= self.gamma <= 1:
             raise ValueError(f"gamma must be in 0..1, not {self.gamma!r}")
-        for share in ("rho", "voters"):
-            if not 0 < getattr(self, share) <= 1:
-                raise ValueError(f"{share} must be above 0 and at most 1, not {getattr(self, share)!r}")
+        if not 0 < self.rho <= 1:
+            raise ValueError(f"rho must be above 0 and at most 1, not {self.rho!r}")
         if self.steps < 1:
             raise ValueError(f"steps must be at least 1, not {self.steps!r}")
-        for setting in ("lr", "weight_decay", "dispersion", "penalty", "active", "seed"):
+        for setting in ("lr", "weight_decay", "dispersion", "active"):
             if not getattr(self, setting) >= 0:
                 raise ValueError(f"{setting} must not be negative, and is {getattr(self, setting)!r}")
+        if not all(math.isfinite(getattr(self, setting)) for setting in ("lr", "weight_decay", "dispersion")):
+            raise ValueError("lr, weight_decay and dispersion must be finite")
+
+    def _check_combinations(self) -> None:
         if self.active and self.dispersion:
             raise ValueError("dispersion moves all classes, so it cannot be tuned on the active ones alone")
-        if self.active and self.tune not in ("nothing", "prompt"):
+        if self.active and self.tunes and not self.needs_prompts:
             raise ValueError(f"active spares work of the text tower, and tune={self.tune} asks for none")
-        if self.tune == "lora" and self.dispersion:
-            raise ValueError("dispersion is about text features, which do not move with tune=lora")
-        if not all(
-            math.isfinite(getattr(self, setting)) for setting in ("lr", "weight_decay", "dispersion", "penalty")
-        ):
-            raise ValueError("lr, weight_decay, dispersion and penalty must be finite")
-        if self.penalty and self.tune != "spectrum":
-            raise ValueError(f"penalty is about the shift of tune=spectrum, and there is none with tune={self.tune}")
+        if self.needs_hidden and self.dispersion:
+            raise ValueError(f"dispersion is about text features, which do not move with tune={self.tune}")
 
     @property
     def tunes(self) -> bool:
         """Whether anything is tuned."""
-        return self.tune != "nothing"
+        return self.tune != NOTHING
 
     @property
     def needs_prompts(self) -> bool:
         """Whether class prompts are needed, and not only their features."""
-        return self.tune == "prompt"
+        return self.tunes and TUNERS[self.tune].needs == "prompts"
 
     @property
     def needs_hidden(self) -> bool:
         """Whether hidden states of the image tower are needed, and not only features."""
-        return self.tune == "lora"
+        return self.tunes and TUNERS[self.tune].needs == "hidden"
+
+    @property
+    def needs_reward(self) -> bool:
+        """Whether views and classes are scored by a reward model, which may be the model itself."""
+        return self.tunes and takes_rewards(LOSSES[self.loss])
 
     @property
     def weak_only(self) -> bool:
         """Whether the answer needs no strong view, so that none has to be encoded."""
         return not self.tunes and (self.readout == "weak" or (self.readout == "se" and self.beta == 1))
 
+    @property
+    def settings(self) -> dict[str, Value]:
+        """All settings by name, options last."""
+        return {name: getattr(self, name) for name in _KINDS} | dict(self.options)
+
+    def part(self, axis: str) -> Callable[..., Any]:
+        """The selection rule (`select`), tuner class (`tune`), loss or readout, with its options filled in."""
+        choice = _AXES[axis][getattr(self, axis)]
+        return partial(choice, **{name: self.options[name] for name in options_of(choice)})
+
+    def with_settings(self, settings: Mapping[str, Any]) -> "Recipe":
+        """The recipe with other settings, named after those that differ from its own (`use:steps=4`).
+
+        Options of a choice that the recipe no longer makes are dropped.
+        """
+        plain = {name: value for name, value in settings.items() if name in _KINDS}
+        own, declared = self._declared_options({}), self._declared_options(plain)
+        options = {name: value for name, value in self.options.items() if declared.get(name) == own[name]}
+        before = {name: option.default for name, option in declared.items()} | self.settings
+        options |= {name: value for name, value in settings.items() if name not in _KINDS}
+        other = replace(self, **plain, options=options)
+        suffix = "".join(f":{name}={value}".lower() for name, value in other.settings.items() if value != before[name])
+        return replace(other, name=self.name + suffix)
+
+    def parse(self, assignments: Mapping[str, str]) -> dict[str, Any]:
+        """Settings for `with_settings` from the texts of their values: `{"steps": "4"}` as `{"steps": 4}`."""
+        declared = self._declared_options(assignments)
+        parsed: dict[str, Any] = dict(assignments)
+        for name, text in assignments.items():
+            if name in _KINDS:
+                parsed[name] = parse_value(name, text, _KINDS[name])
+            elif name in declared:
+                parsed[name] = declared[name].parse(text)
+        return parsed
+
+    def _declared_options(self, changes: Mapping[str, Any]) -> dict[str, Option]:
+        """The options of the recipe's choices, some of which change, by name.
+
+        Where nothing is tuned these are the readout's alone: selection rule and loss have no effect.
+        """
+        choices = {axis: changes.get(axis, getattr(self, axis)) for axis in _AXES}
+        declared: dict[str, Option] = {}
+        for axis, choice in choices.items():
+            part = _AXES[axis].find(choice) if axis == "readout" or choices["tune"] != NOTHING else None
+            for name, option in options_of(part).items() if part else ():
+                if name in _KINDS or name in declared:
+                    raise ValueError(f"{axis} '{choice}' has an option {name!r}, but a setting has that name already")
+                declared[name] = option
+        return declared
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    entry.name: get_args(entry.type) or (entry.type,)
+    for entry in fields(Recipe)
+    if entry.name not in ("name", "description", "options")
+}
+"""Settings that every recipe has, with the types that their values may have."""
+
+
+def _refusal(recipe: Recipe, name: str, declared: Mapping[str, Option]) -> str:
+    """Why a recipe has no option of that name."""
+    for axis, registry in _AXES.items():
+        for choice, part in registry.items():
+            if name in options_of(part):
+                has = f"{axis}={getattr(recipe, axis)}" if recipe.tunes or axis == "readout" else "tune=nothing"
+                return f"the setting {name!r} belongs to {axis}={choice}, and '{recipe.name}' has {has}"
+    return f"a recipe has no setting {name!r}; {suggest(name, [*_KINDS, *declared])}"
+
 
 @dataclass(frozen=True)
 class Result:
-    """Answers for a batch of B images with N views and C classes, and how they came about."""
+    """Answers for a batch of B images with N views and C classes, and what they are based on."""
 
     probs: Tensor
     """(B, C): the answer."""
     weak_probs: Tensor
-    """(B, C): what the weak view alone says, that is zero-shot CLIP."""
+    """(B, C): the weak view's own prediction, that is zero-shot CLIP's."""
     before: Tensor
     """(B, C): the same readout before anything was tuned; the answer itself where nothing was."""
     skipped: Tensor
@@ -178,27 +262,28 @@ def run(
     """Answers for features (B, N, D) of views, weak view first, all of unit length.
 
     `text`: the prompts of the classes, or, for recipes that tune no prompt, their features (C, D).
-    `reward`: who judges views and classes, for the loss `reward`; otherwise the model judges itself, by `features` and
-    `text` as they are given. A learned context in `text` calls for a judge with the words of the hard prompt.
-    `hidden`: the last blocks of the image tower and what enters them, for recipes that tune `lora`.
+    `reward`: what a reward model makes of views and classes, for the loss `reward`; without it the model rewards
+    itself, by `features` and `text` as they are given. If `text` has a learned context, give the features of the hard
+    prompt here.
+    `hidden`: the last blocks of the image tower and their input, for recipes that tune `lora`.
     """
     with torch.inference_mode(False), torch.no_grad():
         classes = _at_least_single(text.features() if isinstance(text, ClassPrompts) else text)
         features = _at_least_single(features)
         _check(recipe, features, text, classes)
         _check_extras(recipe, features, classes, reward, hidden)
-        copies = TUNERS[recipe.tune].copies if recipe.tune in TUNERS else 0
+        copies = TUNERS[recipe.tune].copies if recipe.tunes else 0
         per_image = len(classes) * (4 * features.shape[1] + copies * features.shape[2])
         at_once = max(1, _MEMORY // (per_image * features.element_size()))
         parts = []
         for first in range(0, max(1, len(features)), at_once):
-            some = slice(first, first + at_once)
-            judge = reward and Reward(reward.features[some], reward.text)
-            inside = hidden and Hidden(hidden.blocks, hidden.states[some])
-            parts.append(_run(recipe, features[some], text, classes, logit_scale, judge, inside))
+            images = slice(first, first + at_once)
+            part_reward = reward and Reward(reward.features[images], reward.text)
+            part_hidden = hidden and Hidden(hidden.blocks, hidden.states[images])
+            parts.append(_run(recipe, features[images], text, classes, logit_scale, part_reward, part_hidden))
         if len(parts) == 1:
             return parts[0]
-        return Result(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Result)))
+        return Result(*(torch.cat([getattr(part, entry.name) for part in parts]) for entry in fields(Result)))
 
 
 def _run(
@@ -210,17 +295,13 @@ def _run(
     reward: Reward | None,
     hidden: Hidden | None,
 ) -> Result:
-    read_out = READOUTS[recipe.readout]
+    read_out = recipe.part("readout")
     first = view_stats(recipe, tie_duplicate_classes(logit_scale * (features @ classes.T), classes))
     before, weights = read_out(recipe, first, first, features)
     last, answer, skipped = first, before, torch.zeros(len(features), dtype=torch.bool, device=features.device)
     if recipe.tunes and len(features):
-        if recipe.needs_hidden:
-            assert hidden is not None
-            last, features, skipped = tune_images(recipe, first, features, classes, logit_scale, hidden, reward)
-        else:
-            prototypes = text if isinstance(text, ClassPrompts) else classes
-            last, skipped = tune(recipe, first, features, prototypes, logit_scale, reward)
+        tunable = text if recipe.needs_prompts else classes
+        last, features, skipped = tune(recipe, first, features, tunable, logit_scale, reward=reward, hidden=hidden)
         answer, weights = read_out(recipe, first, last, features)
     return Result(
         probs=tie_duplicate_classes(answer, classes),
@@ -237,7 +318,7 @@ def _run(
 
 
 def _at_least_single(features: Tensor) -> Tensor:
-    """Features in single precision or better: entropies and optimisers are not worth much in half."""
+    """Features in single precision or better: half is too coarse for entropies and optimisers."""
     return features.to(torch.promote_types(features.dtype, torch.float32))
 
 
@@ -254,7 +335,7 @@ def _check(recipe: Recipe, features: Tensor, text: Tensor | ClassPrompts, classe
     if recipe.needs_prompts:
         if not isinstance(text, ClassPrompts):
             raise ValueError(f"method '{recipe.name}' tunes the prompt, so it needs ClassPrompts, not their features")
-        text.check_tunable()  # here, so that it does not depend on whether an image is skipped
+        text.check_tunable()  # already here, because an image that is skipped would not reach the tuner
     if not (torch.isfinite(features).all() and torch.isfinite(classes).all()):
         raise ValueError("features contain NaN or infinity")
 

@@ -1,11 +1,11 @@
-"""ZERO: the most confident views vote, and the vote is all that counts.
+"""ZERO: the most confident views vote, and only the votes count.
 
 A view's softmax at temperature zero is a vote for its best class; classes with exactly the same logit (two equal names)
-share it. Where several classes have the most votes, the views that did not vote are asked in the order of their
-confidence, and the first whose best class is one of the tied casts one more vote. If none is, the first of them decides
-by its logits among the tied classes; if every view has voted, the most confident one does. (The published code answers
-with class 0 there.) So a tie always costs one more vote, and the answer is the class with the most, or the first of two
-that have the same name.
+share it. If several classes have the most votes, the views that did not vote are asked in the order of their
+confidence, and the first whose best class is among the tied ones casts one more vote. If there is none, the first view
+asked decides by its logits among the tied classes; if every view has voted already, the most confident one decides.
+(The published code answers with class 0 there.) So a tie always adds one vote, and the answer is the class with the
+most votes, or the first of two with the same name.
 """
 
 import torch
@@ -25,7 +25,8 @@ def votes_of_views(logits: Tensor, entropies: Tensor, voters: float) -> tuple[Te
     voted = torch.zeros_like(entropies).scatter_(1, ranked[:, :k], 1.0)
     votes = _ballots(torch.take_along_dim(logits, ranked[:, :k, None], dim=1)).sum(dim=1)
 
-    tied = torch.isclose(votes, votes.amax(dim=-1, keepdim=True), rtol=1e-5, atol=0.0)  # thirds do not add up exactly
+    # Not ==, because shared votes, such as thirds, do not add up exactly.
+    tied = torch.isclose(votes, votes.amax(dim=-1, keepdim=True), rtol=1e-5, atol=0.0)
     is_tie = tied.sum(dim=-1, keepdim=True) > 1
     decider = _decider(logits, tied, ranked[:, k:] if k < views else ranked[:, :1])
     decided = torch.take_along_dim(logits, decider[:, :, None], dim=1)[:, 0].masked_fill(~tied, -torch.inf)
@@ -41,7 +42,7 @@ def _ballots(logits: Tensor) -> Tensor:
 
 
 def _decider(logits: Tensor, tied: Tensor, asked: Tensor) -> Tensor:
-    """The first (B, 1) of the views `asked` (B, m) whose best class is `tied` (B, C), and the very first if none is."""
+    """The first (B, 1) of the views `asked` (B, m) whose best class is `tied` (B, C), or the first if none is."""
     labels = torch.take_along_dim(logits.argmax(dim=-1), asked, dim=1)
     place = tied.gather(1, labels).to(torch.int8).argmax(dim=1, keepdim=True)  # argmax of nothing but zeros is 0
     return asked.gather(1, place)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from usetta.models.base import ModelError
-from usetta.models.sidecar import Statistics, read_json, statistics
+from usetta.models.layouts import Statistics, read_json, statistics
 from usetta.models.towers import TwoTowers
 
 SIGLIP_FILES = (
@@ -33,7 +33,7 @@ SIGLIP_FILES = (
 
 
 class SiglipText(nn.Module):
-    """SigLIP's text tower as a `base.TextTower`: bidirectional, read out at the last position."""
+    """SigLIP's text tower as a `base.TextTower`: bidirectional, read at the last position."""
 
     causal = False
 
@@ -139,7 +139,7 @@ def load_siglip(folder: Path, *, name: str) -> Siglip:
 
 
 def _check(model: Any, info: dict[str, Any], name: str) -> None:
-    """Refuse what transformers only warns of: it fills whatever a file lacks with random numbers."""
+    """Refuse what transformers only warns of: it fills what a file lacks with random numbers."""
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info.get(problem):
             keys = sorted(map(str, info[problem]))

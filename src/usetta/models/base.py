@@ -1,16 +1,18 @@
-"""What every model offers to the rest of the library: two towers into one space.
+"""What the rest of the library knows of a model: two towers into one space.
 
-The rest of `usetta` sees a model only through these two protocols, so CLIP written here, the embedded model and
-adapters for hub models are interchangeable. Features are float32 (text features of a float64 tower are float64) and of
+CLIP written here, the embedded model, adapters for hub models and models of other packages are interchangeable because
+they are used through these protocols only. Features are float32 (text features of a float64 tower are float64) and of
 unit length, so a logit is `logit_scale * image @ text`. Pixels arrive un-normalised: uint8 views stay uint8 until they
 reach the model, which owns its mean and standard deviation.
+
+`encode_views` decides how the views of an image reach the tower. Nothing outside `models/` needs to know a precision.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-if TYPE_CHECKING:  # so that names and errors of models can be had without the seconds that importing torch takes
+if TYPE_CHECKING:  # names and errors of models are needed where nobody should wait for torch to be imported
     from collections.abc import Callable, Sequence
 
     from torch import Tensor
@@ -28,7 +30,7 @@ class UnknownModelError(ModelError, ValueError):
 
 @runtime_checkable
 class TextTower(Protocol):
-    """Turns token embeddings into text features, so that a learned context can stand in for words."""
+    """Turns token embeddings into text features, so that a learned context can take the place of words."""
 
     width: int
     context_length: int
@@ -44,13 +46,17 @@ class TextTower(Protocol):
         ...
 
     def encode(self, embeddings: Tensor, ids: Tensor) -> Tensor:
-        """Unit-length text features (n, D) of `embeddings` (n, L, width); `ids` (n, L) tell where each text ends."""
+        """Unit-length text features (n, D) of `embeddings` (n, L, width); `ids` (n, L) show where each text ends."""
         ...
 
 
 @runtime_checkable
 class Model(Protocol):
-    """A pair of towers."""
+    """A pair of towers: all that every method but TTL needs.
+
+    A model may also offer `encode_crops(pixels)`, a cheaper `encode_images` for strong views (see `encode_views`), and
+    be a `HasLastBlocks`, which TTL needs.
+    """
 
     name: str
     embed_dim: int
@@ -69,61 +75,83 @@ class Model(Protocol):
         """Unit-length features (n, D) of pixels (n, 3, S, S): uint8 in 0..255 or float in 0..1, not normalised."""
         ...
 
-    def hidden_states(self, pixels: Tensor) -> Tensor:
-        """What enters the last blocks of the image tower (n, tokens, width); ValueError if it has no such blocks."""
-        ...
-
-    def last_blocks(self) -> LastBlocks:
-        """Those blocks, from hidden states to features; ValueError if there are none."""
-        ...
-
     @property
     def fingerprint(self) -> str:
         """A hash of architecture and weights: equal fingerprints give equal features."""
         ...
 
 
-def encode_whole_images(model: Model, pixels: Tensor) -> Tensor:
-    """Features (n, D) of images as they are, not of crops."""
-    return (own_way_with_images(model) or model.encode_images)(pixels)
+@runtime_checkable
+class HasLastBlocks(Protocol):
+    """A model whose image tower ends in attention blocks that can be run again with changed weights."""
+
+    def hidden_states(self, pixels: Tensor) -> Tensor:
+        """What enters the last blocks (n, tokens, width), of pixels as `encode_images` takes them."""
+        ...
+
+    def last_blocks(self) -> LastBlocks:
+        """Those blocks, from hidden states to features. ValueError if this tower or precision has none."""
+        ...
 
 
-def own_way_with_images(model: Model) -> Callable[[Tensor], Tensor] | None:
-    """How a model encodes images as they are, if otherwise than crops: in more precision, since there is but one."""
-    return getattr(model, "encode_whole_images", None)
+def require_last_blocks(model: Model) -> HasLastBlocks:
+    """`model` again, once it is known to have last blocks; otherwise a ValueError that says what to use instead."""
+    # Not isinstance: a wrapper that passes attributes on dynamically is no instance of a protocol.
+    last_blocks = getattr(model, "last_blocks", None)
+    if last_blocks is None or not hasattr(model, "hidden_states"):
+        raise ValueError(no_last_blocks(model.name))
+    last_blocks()  # a residual network and int8 have the method, and say here why they have no blocks
+    return model  # type: ignore[return-value]
+
+
+def no_last_blocks(name: str) -> str:
+    """Why TTL cannot be used with the model of that name."""
+    return (
+        f"the image tower of {name} has no attention blocks that can be run again with changes, which TTL needs: "
+        "use a CLIP vision transformer such as ViT-B-16, or another method"
+    )
 
 
 def encode_views(model: Model, pixels: Tensor, *, weak: int = 1) -> Tensor:
-    """Features (N, D) of views (N, 3, S, S) of any size, the first `weak` of them weak views."""
+    """Features (N, D) of the views of one image (N, 3, S, S), of any size S, of which the first `weak` are weak views.
+
+    Weak views go through the tower by themselves, so their features are the same to the last bit whatever strong views
+    there are. Strong views go through `encode_crops` if the model has it: an error in one of many is averaged away.
+    """
     import torch
 
     fitting = _resized(pixels, model.image_size)
-    return torch.cat([encode_whole_images(model, fitting[:weak]), model.encode_images(fitting[weak:])])
+    parts = [(model.encode_images, fitting[:weak]), (_crop_encoder(model), fitting[weak:])]
+    # A tower of somebody else need not cope with an empty batch.
+    return torch.cat([encode(part) for encode, part in parts if len(part)])
 
 
-def encode_views_together(model: Model, images: Sequence[Tensor], *, weak: int = 1) -> list[Tensor]:
-    """The same for several images, whose views fill the batches of a device together."""
+def encode_views_together(model: Model, pixels_of_images: Sequence[Tensor], *, weak: int = 1) -> list[Tensor]:
+    """Features (N, D) of the views of several images, of each of which the first `weak` are weak views.
+
+    All strong views make one batch, which a GPU likes, and all weak views another, so that a method that uses nothing
+    else gets the same features whatever the number of strong views.
+    """
     import torch
 
-    fitting = [_resized(pixels, model.image_size) for pixels in images]
-    first = encode_whole_images(model, torch.cat([pixels[:weak] for pixels in fitting]))
-    strong = model.encode_images(torch.cat([pixels[weak:] for pixels in fitting]))
-    rest = torch.split(strong, [len(pixels) - weak for pixels in fitting])
-    return [torch.cat(parts) for parts in zip(torch.split(first, weak) if weak else [first] * len(rest), rest)]
+    fitting = [_resized(pixels, model.image_size) for pixels in pixels_of_images]
+    by_kind = [pixels[:weak] for pixels in fitting] + [pixels[weak:] for pixels in fitting]
+    features = encode_views(model, torch.cat(by_kind), weak=weak * len(fitting))
+    parts = torch.split(features, [len(pixels) for pixels in by_kind])
+    return [torch.cat(own) for own in zip(parts[: len(fitting)], parts[len(fitting) :], strict=True)]
 
 
-def hidden_states(model: Model, pixels: Tensor) -> Tensor:
-    return model.hidden_states(pixels)
-
-
-def last_blocks(model: Model) -> LastBlocks:
-    return model.last_blocks()
+def _crop_encoder(model: Model) -> Callable[[Tensor], Tensor]:
+    """How strong views are encoded."""
+    return getattr(model, "encode_crops", None) or model.encode_images
 
 
 def _resized(pixels: Tensor, size: int) -> Tensor:
+    """Pixels (n, 3, size, size) of views: as they are if that is their size, else as float in 0..1."""
     import torch
+    from torch.nn.functional import interpolate
 
     if pixels.shape[-1] == size:
         return pixels
     unit = pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels
-    return torch.nn.functional.interpolate(unit, size=(size, size), mode="bicubic", antialias=True).clamp(0, 1)
+    return interpolate(unit, size=(size, size), mode="bicubic", antialias=True).clamp(0, 1)

@@ -2,19 +2,17 @@
 
 A checkpoint is accepted whole or not at all: every tensor must be there, fit and be finite, and no tensor may be left
 over. The activation and the number of heads are not in the tensors, so they come from the file beside the weights, the
-architecture's entry in `config.ARCHITECTURES`, the published name or the caller; if these disagree, or all are silent,
-that is an error, because the wrong choice gives plausible and slightly worse answers.
+architecture's entry in `config.ARCHITECTURES`, the published name or the caller. If these disagree, or none of them
+says, that is an error, because the wrong choice gives plausible and slightly worse answers.
 """
 
 import json
 import math
-import pickle
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from usetta.models.base import ModelError
@@ -23,16 +21,17 @@ from usetta.models.config import ARCHITECTURES, Activation, CLIPConfig, ResNetCo
 from usetta.models.layouts import (
     LOGIT_SCALE,
     Layout,
+    Sidecar,
     State,
     detect,
     missing_and_surplus,
     own_shape,
+    read_sidecar,
     to_foreign,
     to_own,
 )
-from usetta.models.sidecar import Sidecar, read_sidecar
+from usetta.models.state_files import is_torchscript, read_state, scripted_activation
 from usetta.models.tokenizer import CLIPTokenizer, default_tokenizer
-from usetta.models.torchscript import is_torchscript, read_torchscript, scripted_activation
 
 
 def load_checkpoint(
@@ -47,7 +46,7 @@ def load_checkpoint(
 
     architecture: the entry of `ARCHITECTURES` it must have; by default it is inferred.
     activation: what the caller knows about it. It must agree with whatever else is known.
-    published_as: the id under which the file was published, which may tell the activation; by default its file name.
+    published_as: the id under which the file was published, which may imply the activation; by default its file name.
     """
     state = read_state(path)
     layout = detect(state, str(path))
@@ -66,54 +65,15 @@ def load_checkpoint(
     return CLIP.from_state(config, to_own(state, keys, layout), name=name, logit_scale=scale, tokenizer=tokenizer)
 
 
-def read_state(path: Path) -> State:
-    """The state dict in a safetensors file, a pickle of tensors (nothing else is read) or a TorchScript archive."""
-    if not path.is_file():
-        raise ModelError(f"{path} does not exist" if not path.exists() else f"{path} is not a file")
-    try:
-        with path.open("rb") as file:
-            start = file.read(64)
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read ({error.strerror})") from None
-    if start.startswith(b"version https://git-lfs"):
-        raise ModelError(f"{path} is a git-lfs pointer, not the weights: run `git lfs pull` where it came from")
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        if is_torchscript(path):
-            return read_torchscript(path)
-        return _unwrap(torch.load(path, map_location="cpu", weights_only=True), path)
-    except SafetensorError as error:
-        raise ModelError(f"{path} is damaged, perhaps cut off while downloading ({error})") from None
-    except pickle.UnpicklingError:  # its message advises to load the file unsafely
-        raise ModelError(
-            f"{path} cannot be read as a plain file of tensors: it holds other objects, or is no file of weights at all"
-        ) from None
-    except ModelError:
-        raise
-    except Exception as error:  # noqa: BLE001 - a damaged pickle makes PyTorch raise almost anything
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ModelError(f"{path} is damaged or not a file of weights ({reason})") from None
-
-
-def _unwrap(content: object, path: Path) -> State:
-    """The state dict proper: training checkpoints hold it under `state_dict`, with `module.` before every key."""
-    if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
-        content = content["state_dict"]
-    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise ModelError(f"{path} holds no state dict (a mapping of names to tensors)")
-    return {str(key).removeprefix("module."): value for key, value in content.items()}
-
-
 def infer_sizes(state: State, layout: Layout, source: str) -> CLIPConfig:
     """The architecture whose shapes the state dict has, with 0 for the numbers of heads, which no shape shows."""
 
     def shape(key: str) -> tuple[int, ...]:
-        found = own_shape(state, key, layout)
-        if found is None:
+        own = own_shape(state, key, layout)
+        if own is None:
             missing, _ = missing_and_surplus(state, [key], layout)
-            raise ModelError(f"{source} lacks {missing[0]}, without which its architecture cannot be told")
-        return found
+            raise ModelError(f"{source} lacks {missing[0]}, without which its architecture is unknown")
+        return own
 
     def count(pattern: str) -> int:
         return next(i for i in range(len(state) + 1) if own_shape(state, pattern.format(i), layout) is None)
@@ -177,26 +137,26 @@ def _describe(config: CLIPConfig) -> str:
 
 def _resolve_activation(path: Path, given: Activation | None, beside: Sidecar | None, published_as: str) -> Activation:
     """The one activation that all sources agree on."""
-    said: dict[str, Activation | None] = {
+    sources: dict[str, Activation | None] = {
         "the caller": given,
         beside.path.name if beside else "": beside.activation if beside else None,
         "the code in the file": scripted_activation(path) if is_torchscript(path) else None,
         f"the name {published_as}": activation_of_name(published_as),
     }
-    opinions = {who: what for who, what in said.items() if what}
-    if not opinions:
+    stated = {source: value for source, value in sources.items() if value}
+    if not stated:
         raise ModelError(
             f"the activation of {path} is unknown: pass activation='quick_gelu' for weights from OpenAI (and other "
             "QuickGELU models) or activation='gelu' for weights from LAION and DataComp"
         )
-    if len(set(opinions.values())) > 1:
-        listed = ", ".join(f"{who} says {what}" for who, what in opinions.items())
+    if len(set(stated.values())) > 1:
+        listed = ", ".join(f"{source} says {value}" for source, value in stated.items())
         raise ModelError(f"the activation of {path} is contradictory: {listed}")
-    return next(iter(opinions.values()))
+    return next(iter(stated.values()))
 
 
 def activation_of_name(name: str) -> Activation | None:
-    """What a published name tells: OpenAI trained with QuickGELU, LAION and DataComp with GELU unless they say so."""
+    """What a published name implies: OpenAI trained with QuickGELU, LAION and DataComp with GELU unless it says so."""
     lowered = name.lower()
     if "quickgelu" in lowered or "quick_gelu" in lowered or "openai" in lowered:
         return "quick_gelu"
@@ -209,10 +169,10 @@ def _check(state: State, config: CLIPConfig, layout: Layout, path: Path, archite
         expected = {key: tuple(tensor.shape) for key, tensor in CLIP(config, name="").state_dict().items()}
     missing, surplus = missing_and_surplus(state, expected, layout)
     shapes = {key: (own_shape(state, key, layout), shape) for key, shape in expected.items()}
-    wrong = [f"{key} is {found}, not {shape}" for key, (found, shape) in shapes.items() if found and found != shape]
-    problems = [f"wrong shapes: {_some(wrong)}"] if wrong else []
-    problems += [f"missing keys: {_some(missing)}"] if missing else []
-    problems += [f"surplus keys: {_some(surplus)}"] if surplus else []
+    wrong = [f"{key} is {actual}, not {shape}" for key, (actual, shape) in shapes.items() if actual and actual != shape]
+    problems = [f"wrong shapes: {_first_few(wrong)}"] if wrong else []
+    problems += [f"missing keys: {_first_few(missing)}"] if missing else []
+    problems += [f"surplus keys: {_first_few(surplus)}"] if surplus else []
     if problems:
         wanted = architecture or _describe(config)
         raise ModelError(
@@ -220,7 +180,7 @@ def _check(state: State, config: CLIPConfig, layout: Layout, path: Path, archite
         )
     infinite = [key for key, tensor in state.items() if not _finite(tensor)]
     if infinite:
-        raise ModelError(f"{path} has NaN or infinite values in {_some(infinite)}")
+        raise ModelError(f"{path} has NaN or infinite values in {_first_few(infinite)}")
     return list(expected)
 
 
@@ -234,13 +194,13 @@ def _finite(tensor: Tensor) -> bool:
 
 def _looks_like(state: State, layout: Layout, architecture: str | None) -> str:
     try:
-        found = _describe(infer_sizes(state, layout, ""))
+        inferred = _describe(infer_sizes(state, layout, ""))
     except ModelError:
         return ""
-    return f" (it holds {found})" if found != architecture else ""
+    return f" (it holds {inferred})" if inferred != architecture else ""
 
 
-def _some(items: list[str], limit: int = 3) -> str:
+def _first_few(items: list[str], limit: int = 3) -> str:
     rest = f" and {len(items) - limit} more" if len(items) > limit else ""
     return ", ".join(items[:limit]) + rest
 

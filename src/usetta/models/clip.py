@@ -1,32 +1,105 @@
 """CLIP in plain PyTorch: the vision transformer, the text transformer, and the pair of them as a `base.Model`.
 
 Written here rather than taken from a library because the test-time methods reach inside: prompt tuning feeds its own
-embeddings into the text tower, a fast path walks `text.blocks` with packed tokens, and TTL re-runs the last image
-blocks from stored hidden states, with queries and values changed (`LastBlocks`).
+embeddings into the text tower, a fast path (`packed`) walks `text.blocks` with packed tokens, and TTL runs the last
+image blocks again from stored hidden states, with queries and values changed (`LastBlocks`).
+
+Both towers are made of one pre-norm block. Its queries, keys and values are one linear layer, whose weight a fast path
+can slice, and its attention is `scaled_dot_product_attention`, which picks a fused kernel where PyTorch has one.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, normalize, scaled_dot_product_attention
+from torch.nn.functional import gelu, linear, normalize, scaled_dot_product_attention, silu
 
-from usetta.models.config import CLIPConfig, TextConfig, ViTConfig
+from usetta.models.base import no_last_blocks
+from usetta.models.config import Activation, CLIPConfig, TextConfig, ViTConfig
 from usetta.models.parallel import map_chunks
 from usetta.models.resnet import ModifiedResNet
 from usetta.models.tokenizer import CLIPTokenizer, default_tokenizer
 from usetta.models.towers import TwoTowers
-from usetta.models.transformer import Attention, Block, make_blocks
+
+QUICK = 1.702
+"""The factor in OpenAI's approximation of GELU."""
 
 LAST_BLOCKS = 3
 """How many blocks of a vision transformer `LastBlocks` holds: as many as TTL adapts."""
 
 
+def quick_gelu(x: Tensor) -> Tensor:
+    """OpenAI's approximation x·σ(1.702 x), which its weights were trained with and need.
+
+    Written as a SiLU, which keeps one tensor for the backward pass where a product of two would keep both. Without a
+    backward pass it works in place, in one new tensor.
+    """
+    scaled = QUICK * x
+    return silu(scaled) / QUICK if scaled.requires_grad else silu(scaled, inplace=True).div_(QUICK)
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention over (n, L, width)."""
+
+    def __init__(self, width: int, heads: int, *, causal: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        self.causal = causal
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, length, width = x.shape
+        qkv = self.qkv(x).view(n, length, 3, self.heads, width // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        mixed = scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        joined: Tensor = self.out(mixed.transpose(1, 2).reshape(n, length, width))
+        return joined
+
+
+class MLP(nn.Module):
+    """Two linear layers with a four times wider middle."""
+
+    def __init__(self, width: int, activation: Activation) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+        self.is_quick = activation == "quick_gelu"
+        self.activation = quick_gelu if self.is_quick else gelu
+
+    def forward(self, x: Tensor) -> Tensor:
+        projected: Tensor = self.down(self.activation(self.up(x)))
+        return projected
+
+
+class Block(nn.Module):
+    """Attention and MLP, each on normalised input and added to the stream (n, L, width)."""
+
+    def __init__(self, width: int, heads: int, activation: Activation, *, causal: bool) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(width)
+        self.attention = Attention(width, heads, causal=causal)
+        self.ln_2 = nn.LayerNorm(width)
+        self.mlp = MLP(width, activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.ln_1(x))
+        streamed: Tensor = x + self.mlp(self.ln_2(x))
+        return streamed
+
+
+def make_blocks(width: int, layers: int, heads: int, activation: Activation, *, causal: bool) -> nn.ModuleList:
+    """A stack of equal blocks, to be run in order."""
+    return nn.ModuleList(Block(width, heads, activation, causal=causal) for _ in range(layers))
+
+
 class VisionTransformer(nn.Module):
     """Normalised pixels (n, 3, S, S) to features (n, embed_dim), not of unit length.
 
-    Only the class token is pooled, so the last block computes no other; that is exact, and spares 7 % of ViT-B/16.
+    Only the class token is pooled, so the last block computes no other; that is exact, and saves 7 % of ViT-B/16.
     """
 
     def __init__(self, config: CLIPConfig, vision: ViTConfig) -> None:
@@ -104,7 +177,7 @@ class LastBlocks:
         """Features (n, D) of hidden states (n, tokens, width), differentiable in `changes`, one for each block."""
         for place, block in enumerate(self._blocks):
             kept = 1 if place == len(self._blocks) - 1 else hidden.shape[1]
-            # Without changes, the very operations of the tower, so that the features are the same to the last bit.
+            # Without changes these are the operations of the tower itself, so features agree to the last bit.
             if changes or kept == 1:
                 hidden = _run(block, hidden, kept, changes[place] if changes else None)
             else:
@@ -142,7 +215,7 @@ def _attention(attention: Attention, x: Tensor, kept: int, change: LoraDelta | N
 
 
 class TextTransformer(nn.Module):
-    """CLIP's text tower as a `base.TextTower`: causal, read out at the end-of-text token."""
+    """CLIP's text tower as a `base.TextTower`: causal, read at the end-of-text token."""
 
     causal = True
 
@@ -185,6 +258,9 @@ class TextTransformer(nn.Module):
 class CLIP(TwoTowers):
     """The two towers as a `base.Model`."""
 
+    int8_blocks: nn.Module | None
+    """The blocks of the image tower in int8, for crops, if that precision was chosen (see `precision.prepare`)."""
+
     def __init__(
         self,
         config: CLIPConfig,
@@ -204,6 +280,7 @@ class CLIP(TwoTowers):
         )
         self.config = config
         self.is_random = is_random
+        self.register_module("int8_blocks", None)
         self.image_tower = (
             VisionTransformer(config, config.vision)
             if isinstance(config.vision, ViTConfig)
@@ -230,6 +307,22 @@ class CLIP(TwoTowers):
         features: Tensor = self.image_tower(pixels)
         return features
 
+    @property
+    def precision(self) -> str:
+        """Of the image tower: fp32, bf16, fp16, int8, or fp64 in tests."""
+        return super().precision if self.int8_blocks is None else "int8"
+
+    @property
+    def encode_crops(self) -> Callable[[Tensor], Tensor] | None:
+        """In int8, `encode_images` for crops: a view that is one of many may err, the image itself may not."""
+        return None if self.int8_blocks is None else partial(self.encode_with, self._int8_features)
+
+    def _int8_features(self, pixels: Tensor) -> Tensor:
+        assert self.int8_blocks is not None
+        assert isinstance(self.image_tower, VisionTransformer)
+        features: Tensor = self.int8_blocks(self.image_tower.embed_patches(pixels))
+        return features
+
     def hidden_states(self, pixels: Tensor) -> Tensor:
         """What enters the last blocks of the image tower (n, tokens, width), of pixels as `encode_images` takes them.
 
@@ -247,7 +340,7 @@ class CLIP(TwoTowers):
         return map_chunks(before_last, pixels, self.device)
 
     def last_blocks(self) -> LastBlocks:
-        """The last blocks of the image tower: `tail().encode(hidden_states(pixels))` are the features."""
+        """The last blocks of the image tower: `last_blocks().encode(hidden_states(pixels))` are the features."""
         return LastBlocks(self._vision_transformer())
 
     def _vision_transformer(self) -> VisionTransformer:
@@ -256,9 +349,50 @@ class CLIP(TwoTowers):
                 "TTL tunes the image tower, which it cannot do in int8: use fp32 or bf16, or another method"
             )
         if not isinstance(self.image_tower, VisionTransformer):
-            raise ValueError(self._no_last_blocks())
+            raise ValueError(no_last_blocks(self.name))
         return self.image_tower
 
     def describe(self) -> str:
         """The configuration."""
         return repr(self.config)
+
+
+def random_model(config: CLIPConfig, *, name: str, seed: int = 0) -> CLIP:
+    """A CLIP of this architecture with weights drawn from `seed`, for benchmarks and tests; its `is_random` is set.
+
+    Shapes and speed are right, answers mean nothing. Everything is drawn on the CPU from one seeded generator, in the
+    order of the keys, so equal seeds give equal weights on every machine.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.device("meta"):
+        shapes = {key: tensor.shape for key, tensor in CLIP(config, name=name).state_dict().items()}
+    state = {key: _draw(key, shape, config, generator) for key, shape in shapes.items()}
+    return CLIP.from_state(config, state, name=name, is_random=True)
+
+
+def _draw(key: str, shape: torch.Size, config: CLIPConfig, generator: torch.Generator) -> Tensor:
+    if key.endswith("bias") or key.endswith("running_mean"):
+        return torch.zeros(shape)
+    if ".ln_" in key or ".norm." in key:  # the weights of a normalisation, and a batch normalisation's variance
+        return torch.ones(shape)
+    return torch.randn(shape, generator=generator) * _deviation(key, shape, config)
+
+
+def _deviation(key: str, shape: torch.Size, config: CLIPConfig) -> float:
+    """OpenAI's initialisation: features of different inputs differ, and gradients neither vanish nor explode."""
+    tower, _, rest = key.partition(".")
+    if tower == "text_tower" and rest == "token_embedding.weight":
+        return 0.02
+    if tower == "text_tower" and rest == "positional_embedding":
+        return 0.01
+    if rest.endswith(("attention.out.weight", "mlp.down.weight")):  # what is added to the residual stream
+        layers = config.text.layers if tower == "text_tower" else config.vision.layers
+        assert isinstance(layers, int)
+        return float(shape[0] ** -0.5 * (2 * layers) ** -0.5)
+    if rest.endswith("mlp.up.weight"):
+        return float((2 * shape[1]) ** -0.5)
+    if rest.endswith(("projection", "class_embedding", "positional_embedding")):
+        return float((shape[0] if rest.endswith("projection") else shape[-1]) ** -0.5)
+    if len(shape) == 4:  # convolutions keep the variance through the ReLU
+        return float((2 / math.prod(shape[1:])) ** 0.5)
+    return float(shape[-1] ** -0.5)

@@ -25,7 +25,7 @@ class NotInCacheError(ModelError):
 
 
 class _UnreachableError(Exception):
-    """Nobody answers at the hub's address; the cause says why."""
+    """The hub does not answer; the cause says why."""
 
 
 def download(
@@ -90,13 +90,13 @@ def is_cached(repo: str, filename: str, cache_dir: Path | None = None, revision:
 
 
 def _ask(repo: str, filename: str, revision: str | None) -> None:
-    """One quick request to see whether the hub is there: `hf_hub_download` would retry an absent network for 24 s."""
+    """One quick request to see whether the hub answers: `hf_hub_download` would retry an absent network for 24 s."""
     from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url
 
     try:
         get_hf_file_metadata(hf_hub_url(repo, filename, revision=revision))
     except (errors.HfHubHTTPError, errors.EntryNotFoundError, errors.FileMetadataError):
-        return  # it answered; what the answer means is for the download to say
+        return  # it answered; the download explains what the answer means
     except Exception as error:
         raise _UnreachableError from error
 
@@ -128,11 +128,11 @@ def _verify(path: Path, what: str) -> None:
     if not _SHA256.fullmatch(stored.name):
         return
     with stored.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != stored.name:
+        actual = hashlib.file_digest(file, "sha256").hexdigest()
+    if actual != stored.name:
         stored.unlink()
         path.unlink(missing_ok=True)
         raise ModelError(
-            f"the download of {what} is corrupt: its SHA-256 is {found[:12]}…, the hub says {stored.name[:12]}…; "
+            f"the download of {what} is corrupt: its SHA-256 is {actual[:12]}…, the hub says {stored.name[:12]}…; "
             f"the file was removed, try again"
         )

@@ -1,4 +1,4 @@
-"""A vision transformer whose large matrix products are computed with 8-bit integers, for CPUs.
+"""The blocks of a vision transformer with their large matrix products in 8-bit integers, for CPUs.
 
 What makes that hard is a few channels of the residual stream that are ten or twenty times as large as the others and
 leave hardly any levels for the rest. So the stream is turned by an orthogonal matrix that spreads each channel over all
@@ -6,9 +6,9 @@ of them. A layer norm is a subtraction of the mean, a division by the length and
 turn into the weights that write to the stream, the last with the turn back into the weights that read from it, and what
 remains is exactly the same function, without outliers. No images are needed to calibrate it.
 
-Activations have a scale for each token, so an image's features do not depend on its company in a batch. Both they and
-the weights have 8 bits. But processors without VNNI add the products of two neighbours in 16 bits, so the scale of a
-row of weights sees to it that 255 times the sum of two neighbours of one sign fits there: all sums are exact.
+Activations have a scale for each token, so an image's features do not depend on the other images of its batch. Both
+they and the weights have 8 bits. But processors without VNNI add the products of two neighbours in 16 bits, so the
+scale of a row of weights is chosen such that 255 times the sum of two neighbours of one sign fits: all sums are exact.
 """
 
 import torch
@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention, silu
 
 from usetta.models.base import ModelError
-from usetta.models.clip import VisionTransformer
-from usetta.models.transformer import QUICK, Block
+from usetta.models.clip import QUICK, Block, VisionTransformer
 
 _WEIGHT_LEVELS = 127
 _PAIR_LEVELS = (2**15 - 1) // 255 - 1  # one less, because both are rounded
@@ -26,36 +25,36 @@ _LOWEST_SILU = -0.27847  # the values of the two functions where they are lowest
 _LOWEST_GELU = -0.16998
 
 
-class Int8VisionTransformer(nn.Module):
-    """Almost the features (n, embed_dim) that `exact` gives to normalised pixels (n, 3, S, S).
+class Int8Blocks(nn.Module):
+    """Almost the features (n, embed_dim) that `tower` makes of its patch embeddings (n, tokens, width).
 
-    `exact` is kept, for the images themselves: an error in one of many views is averaged with those of the others.
+    The tower itself is kept by the model, for the images themselves.
     """
 
-    precision = "int8"
     write: Tensor
     projection: Tensor
     bias: Tensor
 
-    def __init__(self, exact: VisionTransformer) -> None:
+    def __init__(self, tower: VisionTransformer) -> None:
         super().__init__()
-        if not hasattr(torch.ops.onednn, "qlinear_prepack") or exact.projection.device.type != "cpu":
+        if not hasattr(torch.ops.onednn, "qlinear_prepack") or tower.projection.device.type != "cpu":
             raise ModelError("int8 needs a CPU, and a PyTorch that is built with oneDNN; use fp32 or bf16")
-        turn = rotation(len(exact.projection))
+        turn = rotation(len(tower.projection))
         write = turn - turn.mean(dim=0)  # h @ write is h without its mean, turned
-        self.exact = exact
-        self.blocks = nn.ModuleList(_Int8Block(each, turn, write) for each in exact.blocks if isinstance(each, Block))
-        self.eps = exact.ln_post.eps
-        gain, shift, projection = (
-            each.double() for each in (exact.ln_post.weight, exact.ln_post.bias, exact.projection)
+        self.blocks = nn.ModuleList(
+            _Int8Block(block, turn, write) for block in tower.blocks if isinstance(block, Block)
         )
+        self.eps = tower.ln_post.eps
+        gain, shift = tower.ln_post.weight.double(), tower.ln_post.bias.double()
+        projection = tower.projection.double()
         self.register_buffer("write", write.float())
         self.register_buffer("projection", (turn.T @ (gain[:, None] * projection)).float())
         self.register_buffer("bias", (shift @ projection).float())
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        hidden = self.exact.embed_patches(pixels) @ self.write
+    def forward(self, hidden: Tensor) -> Tensor:
+        hidden = hidden @ self.write
         for place, block in enumerate(self.blocks):
+            # The last block computes the class token only, as the tower does.
             hidden = block(hidden, kept=1 if place == len(self.blocks) - 1 else hidden.shape[1])
         return (hidden[:, 0] * _inverse_length(hidden[:, 0], self.eps)) @ self.projection + self.bias
 
@@ -72,9 +71,9 @@ class _Int8Block(nn.Module):
         # QuickGELU is a SiLU between two factors, which weights can carry.
         quick = QUICK if mlp.is_quick else 1.0
         self.qkv = _reader(attention.qkv, block.ln_1, turn)
-        self.out = _Int8Linear(write.T @ attention.out.weight.double(), write.T @ attention.out.bias.double())
+        self.out = Int8Linear(write.T @ attention.out.weight.double(), write.T @ attention.out.bias.double())
         self.up = _reader(mlp.up, block.ln_2, turn, quick)
-        self.down = _Int8Linear(
+        self.down = Int8Linear(
             write.T @ mlp.down.weight.double() / quick, write.T @ mlp.down.bias.double(), _lowest(mlp.is_quick)
         )
 
@@ -82,20 +81,20 @@ class _Int8Block(nn.Module):
         """The first `kept` hidden states (n, kept, width) after this block."""
         n, length, width = hidden.shape
         levels, step = _read(hidden.view(-1, width), self.eps)
-        qkv = _scale(self.qkv(levels), step, self.qkv.bias)
+        qkv = scale_rows(self.qkv(levels), step, self.qkv.bias)
         q, k, v = qkv.view(n, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         mixed = scaled_dot_product_attention(q[:, :, :kept], k, v).transpose(1, 2).reshape(-1, width)
-        levels, step = _round(mixed)
+        levels, step = round_rows(mixed)
         rows = _add(hidden[:, :kept].reshape(-1, width), self.out(levels), step, self.out.bias)
         levels, step = _read(rows, self.eps)
         levels, step = _activate(self.up(levels), step, self.up.bias, self.is_quick)
         return _add(rows, self.down(levels), step, self.down.bias).view(n, kept, width)
 
 
-class _Int8Linear(nn.Module):
-    """Products of levels (m, K) with `weight` (N, K); they lack the factor of each row, and `bias`, which is for later.
+class Int8Linear(nn.Module):
+    """Products of levels (m, K) with `weight` (N, K); the step of each row and `bias` are applied later.
 
-    Levels count from 128, or if x can be no less than `lowest`, from there.
+    Levels count from 128, or from `lowest` if x cannot be less than that.
     """
 
     weight: Tensor
@@ -124,10 +123,10 @@ class _Int8Linear(nn.Module):
         return product
 
 
-def _reader(linear: nn.Linear, norm: nn.LayerNorm, turn: Tensor, factor: float = 1.0) -> _Int8Linear:
+def _reader(linear: nn.Linear, norm: nn.LayerNorm, turn: Tensor, factor: float = 1.0) -> Int8Linear:
     """A linear layer, times `factor`, on the turned stream, with the affine part of the layer norm before it."""
     weight, bias = factor * linear.weight.double(), factor * linear.bias.double()
-    return _Int8Linear(weight * norm.weight.double() @ turn, bias + weight @ norm.bias.double())
+    return Int8Linear(weight * norm.weight.double() @ turn, bias + weight @ norm.bias.double())
 
 
 # --- between the products --------------------------------------------------------------------------------------------
@@ -143,25 +142,25 @@ def _read(rows: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return levels, largest * _inverse_length(rows, eps) / 127
 
 
-def _round(rows: Tensor) -> tuple[Tensor, Tensor]:
+def round_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Levels (m, K) of rows, and the step between two (m, 1)."""
     largest = _largest(rows)
     return torch.mul(rows, 127 / largest).add_(128.5).to(torch.uint8), largest / 127
 
 
-def _scale(product: Tensor, step: Tensor, bias: Tensor) -> Tensor:
-    """What a linear layer says (m, N)."""
+def scale_rows(product: Tensor, step: Tensor, bias: Tensor) -> Tensor:
+    """The output of a linear layer (m, N)."""
     return torch.addcmul(bias, product, step)
 
 
 def _add(rows: Tensor, product: Tensor, step: Tensor, bias: Tensor) -> Tensor:
-    """The stream (m, N) with what a linear layer says."""
+    """The stream (m, N) with the output of a linear layer added."""
     return torch.addcmul(bias, product, step).add_(rows)
 
 
 def _activate(product: Tensor, step: Tensor, bias: Tensor, is_quick: bool) -> tuple[Tensor, Tensor]:
-    """Levels (m, N) of what a linear layer says, after the non-linear function, and the step between two (m, 1)."""
-    x, lowest = _scale(product, step, bias), _lowest(is_quick)
+    """Levels (m, N) of a linear layer's output after the activation, and the step between two (m, 1)."""
+    x, lowest = scale_rows(product, step, bias), _lowest(is_quick)
     x = silu(x, inplace=True) if is_quick else gelu(x)
     step = x.amax(dim=1, keepdim=True).sub_(lowest).div_(255)
     return torch.sub(x, lowest).mul_(step.reciprocal()).add_(0.5).to(torch.uint8), step

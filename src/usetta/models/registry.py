@@ -1,20 +1,27 @@
 """Models by name.
 
-`load_model` understands a name of the table below or a usual spelling of it, the id of a hub repository, or the path of
-a file or folder of weights. A model that does not come from the hub, such as the embedded one, registers a loader
-under its name (`register`).
+`load_model` takes a name of `list_models` or a usual spelling of it, the id of a hub repository, or the path of a file
+or folder of weights. Every name is a `ModelEntry` in one registry, which other packages join by `register_model` or an
+entry point of the group `usetta.models`.
+
+A model that was named is never replaced by another. Only `auto` chooses: CLIP ViT-B/16, or the embedded model where
+CLIP's weights are neither in the cache nor reachable. Since the two answer differently, that choice is logged, and the
+model's name shows it.
 """
 
-import difflib
+import logging
 import re
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from usetta.models.base import Model, ModelError, UnknownModelError
 from usetta.models.config import ARCHITECTURES, Activation
+from usetta.registry import Registry
 
 if TYPE_CHECKING:
     import torch
@@ -22,39 +29,45 @@ if TYPE_CHECKING:
     from usetta.models.adapters import Siglip
     from usetta.models.clip import CLIP
 
+PREFERRED = "ViT-B-16"
+"""What `auto` is, where its weights can be had."""
 
-class Loader(Protocol):
-    """Loads a model that is not one of the table."""
+_OPEN_CLIP_FILE = "open_clip_model.safetensors"
 
-    def __call__(self, *, device: "str | torch.device | None", cache_dir: Path | None, offline: bool) -> Model: ...
+# Best first: repositories of timm hold their image tower alone as model.safetensors beside open_clip's file.
+_WEIGHT_FILES = (_OPEN_CLIP_FILE, "model.safetensors", "open_clip_pytorch_model.bin", "pytorch_model.bin")
+_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 
-
-@dataclass(frozen=True)
-class Published:
-    """Where the weights of a named model are."""
-
-    architecture: str
-    repo: str
-    file: str
-    activation: Activation
-    description: str
-    revision: str | None = None
+_log = logging.getLogger("usetta")
 
 
 @dataclass(frozen=True)
-class Registered:
-    """A model that brings its own loader."""
+class LoadOptions:
+    """What the caller of `load_model` wants of a model that is known by name."""
 
-    load: Loader
-    architecture: str
-    source: str
-    description: str
-    cached: Callable[[], bool]
+    device: "torch.device"
+    cache_dir: Path | None = None
+    """Of the hub; None is its usual one."""
+    offline: bool = False
+    activation: Activation | None = None
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """A model that has a name. An entry point of the group `usetta.models` names one of these."""
+
+    load: Callable[[LoadOptions], Model]
+    """Loads it in float32, on the device that the options name."""
+    architecture: str = "its own"
+    source: str = "plug-in"
+    description: str = ""
+    is_cached: Callable[[Path | None], bool] = lambda _cache_dir: True
+    """Whether it loads without a network."""
 
 
 @dataclass(frozen=True)
 class ModelRow:
-    """One line of `usetta ls models`."""
+    """One row of `usetta ls models`."""
 
     name: str
     architecture: str
@@ -63,67 +76,44 @@ class ModelRow:
     cached: bool
 
 
-_OPEN_CLIP_FILE = "open_clip_model.safetensors"
-
-PUBLISHED: dict[str, Published] = {
-    "ViT-B-32": Published(
-        "ViT-B-32", "timm/vit_base_patch32_clip_224.openai", _OPEN_CLIP_FILE, "quick_gelu", "OpenAI's fastest"
-    ),
-    "ViT-B-16": Published(
-        "ViT-B-16", "timm/vit_base_patch16_clip_224.openai", _OPEN_CLIP_FILE, "quick_gelu", "the paper's main model"
-    ),
-    "ViT-L-14": Published(
-        "ViT-L-14", "timm/vit_large_patch14_clip_224.openai", _OPEN_CLIP_FILE, "quick_gelu", "OpenAI's large model"
-    ),
-    "ViT-L-14-336": Published(
-        "ViT-L-14-336",
-        "timm/vit_large_patch14_clip_336.openai",
-        _OPEN_CLIP_FILE,
-        "quick_gelu",
-        "the same at 336 pixels",
-    ),
-    "RN50": Published(
-        "RN50", "timm/resnet50_clip.openai", _OPEN_CLIP_FILE, "quick_gelu", "the paper's residual network"
-    ),
-}
-
-_REGISTERED: dict[str, Registered] = {}
-
-_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
-
-# Best first: repositories of timm hold their image tower alone as model.safetensors beside open_clip's file.
-_WEIGHT_FILES = (_OPEN_CLIP_FILE, "model.safetensors", "open_clip_pytorch_model.bin", "pytorch_model.bin")
+def _plain(name: str) -> str:
+    """What all spellings of a name have in common: `ViT-B/16`, `vit_b16`; `ViT-L/14@336px`, `ViT-L-14-336`."""
+    return re.sub(r"[^a-z0-9]", "", name.lower().removesuffix("px"))
 
 
-def register(name: str, model: Registered) -> None:
-    """Make a model with its own loader known as `name`."""
-    _REGISTERED[name] = model
+def _unknown(message: str) -> UnknownModelError:
+    """With the two other ways to name a model, unless the message suggests one."""
+    return UnknownModelError(message if message.endswith("?") else f"{message}, a hub id or a file")
+
+
+_MODELS: Registry[ModelEntry] = Registry("model", group="usetta.models", normalize=_plain, error=_unknown)
+
+
+def register_model(name: str, entry: ModelEntry) -> None:
+    """Make a model known by `name`, which must not be taken."""
+    _MODELS.register(name, entry)
+
+
+def unregister_model(name: str) -> None:
+    """Forget a model that was registered."""
+    _MODELS.unregister(name)
 
 
 def list_models(cache_dir: Path | None = None) -> list[ModelRow]:
-    """The models that have a name, those with their own loader first."""
-    from usetta.models import hub
-
-    rows = [
-        ModelRow(name, model.architecture, model.source, model.description, model.cached())
-        for name, model in _REGISTERED.items()
+    """The models that have a name, those of plug-ins last."""
+    return [
+        ModelRow(name, entry.architecture, entry.source, entry.description, entry.is_cached(cache_dir))
+        for name, entry in _MODELS.items()
     ]
-    for name, model in PUBLISHED.items():
-        cached = hub.is_cached(model.repo, model.file, cache_dir)
-        rows.append(ModelRow(name, model.architecture, model.repo, model.description, cached))
-    return rows
 
 
 def canonical_name(name: str) -> str | None:
-    """The name in the table that `name` spells in another way (`ViT-B/16`, `vit_b16`, `ViT-L/14@336px`), if any."""
-    for known in (*_REGISTERED, *ARCHITECTURES):
-        if _plain(name) == _plain(known):
-            return known
-    return None
+    """The model or architecture that `name` spells in another way (`ViT-B/16`, `vit_b16`, `ViT-L/14@336px`), if any."""
+    return _MODELS.canonical(name) or _architecture(name)
 
 
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower().removesuffix("px"))
+def _architecture(name: str) -> str | None:
+    return next((known for known in ARCHITECTURES if _plain(known) == _plain(name)), None)
 
 
 def load_model(
@@ -131,8 +121,8 @@ def load_model(
     *,
     weights: str | Path | None = None,
     activation: Activation | None = None,
-    device: "str | torch.device | None" = None,
-    precision: str = "fp32",
+    device: "str | torch.device | None" = "auto",
+    precision: str = "auto",
     compiled: bool = False,
     cache_dir: Path | None = None,
     offline: bool = False,
@@ -142,67 +132,67 @@ def load_model(
 
     name: a name of `list_models`, a hub id (`org/repo`, or `org/repo@revision`), or a path of a file or folder.
     weights: a local file with weights for the named architecture, or "random" for meaningless ones drawn from `seed`.
-    activation: "quick_gelu" or "gelu", where neither a configuration beside the weights nor their name tells.
-    precision: of the image tower: fp32, bf16, fp16 (on a GPU) or int8 (on a CPU).
+    activation: "quick_gelu" or "gelu", where neither a configuration beside the weights nor their name says.
+    device: "auto" (CUDA, else MPS, else CPU) or a device of torch.
+    precision: of the image tower: fp32, bf16, fp16 (on a GPU), int8 (on a CPU), or "auto", the fastest that agrees with
+        fp32 (see `precision.resolve_precision`).
     compiled: let `torch.compile` translate the image tower when it is first used, which takes a minute; not for int8.
     offline: use what is in the cache, never the network.
     """
-    from usetta.models.precision import check_precision, prepare
+    from usetta.models.precision import check_precision, prepare, resolve_device
 
     check_precision(precision)
-    _check_device(device)
-    model = _load(name, weights, activation, device, cache_dir, offline, seed)
+    options = LoadOptions(resolve_device(device), cache_dir, offline, activation)
+    model = _load(name, weights, options, seed)
     prepare(model, precision, compiled=compiled)
     return model
 
 
-def _check_device(device: "str | torch.device | None") -> None:
-    """Refuse a device that is not there, in words instead of torch's many lines."""
-    import torch
+def pull_model(name: str, log: Callable[[str], object]) -> Path | str:
+    """Fetch what a model needs into the cache, so that it loads offline afterwards; returns where that is."""
+    known = canonical_name(name) or name
+    if known == "embedded":
+        from usetta.models import embedded
 
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = (str(error).strip() or "torch does not say why").splitlines()[0]
-        raise ModelError(f"there is no device '{device}' here: {reason}") from None
+        return embedded.pull(log)
+    log(f"downloading {known}")
+    load_model(known, device="cpu", precision="fp32")
+    return "the hub's cache"
 
 
-def _load(
-    name: str,
-    weights: str | Path | None,
-    activation: Activation | None,
-    device: "str | torch.device | None",
-    cache_dir: Path | None,
-    offline: bool,
-    seed: int,
-) -> Model:
-    known = canonical_name(name)
-    if known in _REGISTERED and weights is None:
-        return _REGISTERED[known].load(device=device, cache_dir=cache_dir, offline=offline)
+def _load(name: str, weights: str | Path | None, options: LoadOptions, seed: int) -> Model:
     if weights is not None:
-        if known not in ARCHITECTURES:
+        architecture = _architecture(name)
+        if architecture is None:
             raise ModelError(
                 f"weights need the name of an architecture, not '{name}': one of {', '.join(ARCHITECTURES)}"
             )
         if weights == "random":
-            return _random(known, activation, seed).to(device)
-        return _from_path(Path(weights).expanduser(), activation, architecture=known).to(device)
-    if known is not None:
-        return _from_table(known, activation, cache_dir, offline).to(device)
+            return _random(architecture, options.activation, seed).to(options.device)
+        path = Path(weights).expanduser()
+        return _from_path(path, options.activation, architecture=architecture).to(options.device)
+    entry = _MODELS.find(name)
+    if entry is not None:
+        return entry.load(options)
+    if architecture := _architecture(name):
+        raise ModelError(f"no weights are known for {architecture}: use a file of weights (`--model FILE`)")
     path = Path(name).expanduser()
     if path.exists() or path.suffix in _SUFFIXES or name.startswith((".", "/", "~")):
-        return _from_path(path, activation).to(device)
+        return _from_path(path, options.activation).to(options.device)
     if _is_hub_id(name):
-        return _from_hub(name, activation, cache_dir, offline).to(device)
-    raise UnknownModelError(_unknown(name))
+        return _from_hub(name, options).to(options.device)
+    return _MODELS.get(name).load(options)  # which raises the error that suggests a name
 
 
 def _random(name: str, activation: Activation | None, seed: int) -> "CLIP":
-    from usetta.models.random_weights import random_model
+    from usetta.models.clip import random_model
 
     warnings.warn(f"{name} has random weights: its answers mean nothing", stacklevel=4)
     config = ARCHITECTURES[name]
     return random_model(replace(config, activation=activation or config.activation), name=f"{name}-random", seed=seed)
+
+
+# --- files and folders, and the hub ----------------------------------------------------------------------------------
 
 
 def _from_path(path: Path, activation: Activation | None, architecture: str | None = None) -> "CLIP | Siglip":
@@ -211,40 +201,23 @@ def _from_path(path: Path, activation: Activation | None, architecture: str | No
     if path.is_dir():
         if architecture is None and _is_siglip(path / "config.json"):
             return _siglip(path, path.name)
-        found = [path / file for file in _WEIGHT_FILES if (path / file).is_file()]
-        if not found:
+        files = [path / file for file in _WEIGHT_FILES if (path / file).is_file()]
+        if not files:
             raise ModelError(f"{path} holds no weights: none of {', '.join(_WEIGHT_FILES)}")
-        path = found[0]
+        path = files[0]
     return load_checkpoint(path, name=architecture or path.stem, architecture=architecture, activation=activation)
 
 
-def _from_table(name: str, activation: Activation | None, cache_dir: Path | None, offline: bool) -> "CLIP":
-    from usetta.models.checkpoints import load_checkpoint
-    from usetta.models.hub import download, download_optional
-
-    if name not in PUBLISHED:
-        raise ModelError(f"no weights are known for {name}: use a file of weights (`--model FILE`)")
-    model = PUBLISHED[name]
-    path = download(model.repo, model.file, revision=model.revision, cache_dir=cache_dir, offline=offline)
-    for file in _companions(model.file):
-        download_optional(model.repo, file, revision=model.revision, cache_dir=cache_dir, offline=offline)
-    return load_checkpoint(
-        path,
-        name=name,
-        architecture=model.architecture,
-        activation=activation or model.activation,
-        published_as=model.repo,
-    )
-
-
-def _from_hub(name: str, activation: Activation | None, cache_dir: Path | None, offline: bool) -> "CLIP | Siglip":
+def _from_hub(name: str, options: LoadOptions) -> "CLIP | Siglip":
     from usetta.models.checkpoints import load_checkpoint
     from usetta.models.hub import download_optional
 
     repo, _, revision = name.partition("@")
 
     def optional(file: str) -> Path | None:
-        return download_optional(repo, file, revision=revision or None, cache_dir=cache_dir, offline=offline)
+        return download_optional(
+            repo, file, revision=revision or None, cache_dir=options.cache_dir, offline=options.offline
+        )
 
     config = optional("config.json")
     if config and _is_siglip(config):
@@ -258,20 +231,20 @@ def _from_hub(name: str, activation: Activation | None, cache_dir: Path | None, 
         if path:
             for companion in _companions(file):
                 optional(companion)
-            return load_checkpoint(path, name=name, activation=activation, published_as=repo)
-    where = "the cache" if offline else "the hub"
+            return load_checkpoint(path, name=name, activation=options.activation, published_as=repo)
+    where = "the cache" if options.offline else "the hub"
     raise ModelError(f"{repo} has no weights in a supported file in {where}: none of {', '.join(_WEIGHT_FILES)}")
 
 
 def _companions(file: str) -> tuple[str, ...]:
-    """The files that say about weights what the weights cannot."""
+    """The files that hold what cannot be read off the weights."""
     if file.startswith("open_clip"):
         return ("open_clip_config.json",)
     return ("config.json", "preprocessor_config.json", "tokenizer.json")
 
 
 def _is_siglip(config: Path) -> bool:
-    from usetta.models.sidecar import read_json
+    from usetta.models.layouts import read_json
 
     return config.is_file() and str(read_json(config).get("model_type")).startswith("siglip")
 
@@ -288,8 +261,100 @@ def _is_hub_id(name: str) -> bool:
     return bool(re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", name)) and name.split("/")[0].lower() not in families
 
 
-def _unknown(name: str) -> str:
-    names = [*_REGISTERED, *PUBLISHED]
-    close = difflib.get_close_matches(_plain(name), [_plain(known) for known in names], n=1)
-    hint = next((f"; did you mean '{known}'?" for known in names if close == [_plain(known)]), "")
-    return f"unknown model '{name}'{hint or ' (known: ' + ', '.join(names) + ', a hub id or a file)'}"
+# --- the models of this package --------------------------------------------------------------------------------------
+
+
+def published_clip(
+    name: str, repo: str, description: str, *, file: str = _OPEN_CLIP_FILE, activation: Activation = "quick_gelu"
+) -> ModelEntry:
+    """A CLIP of the architecture `name`, published in `file` of a hub repository."""
+    return ModelEntry(
+        partial(_load_published, name, repo, file, activation),
+        architecture=name,
+        source=repo,
+        description=description,
+        is_cached=partial(_is_published_cached, repo, file),
+    )
+
+
+def _load_published(name: str, repo: str, file: str, activation: Activation, options: LoadOptions) -> Model:
+    from usetta.models.checkpoints import load_checkpoint
+    from usetta.models.hub import NotInCacheError, download, download_optional
+
+    path = download(repo, file, cache_dir=options.cache_dir, offline=options.offline)
+    for companion in _companions(file):
+        # It only confirms what is known here of these weights, so they can be used without it.
+        with suppress(NotInCacheError):
+            download_optional(repo, companion, cache_dir=options.cache_dir, offline=options.offline)
+    model = load_checkpoint(
+        path, name=name, architecture=name, activation=options.activation or activation, published_as=repo
+    )
+    return model.to(options.device)
+
+
+def _is_published_cached(repo: str, file: str, cache_dir: Path | None) -> bool:
+    from usetta.models import hub
+
+    return hub.is_cached(repo, file, cache_dir)
+
+
+def _load_embedded(options: LoadOptions) -> Model:
+    from usetta.models import embedded
+
+    return embedded.load(_log.warning, offline=options.offline).to(options.device)
+
+
+def _is_embedded_cached(_cache_dir: Path | None) -> bool:
+    from usetta.models import embedded
+
+    return embedded.is_cached()
+
+
+def _load_auto(options: LoadOptions) -> Model:
+    from usetta.models.hub import NotInCacheError
+
+    try:
+        return _MODELS.get(PREFERRED).load(options)
+    except NotInCacheError as error:  # no other error: weights that are damaged or do not fit must not go unnoticed
+        _log.warning(
+            "CLIP %s is neither in the cache nor reachable, so the embedded model is used, which answers differently; "
+            "with a network, `usetta models pull %s` gets CLIP's weights",
+            PREFERRED,
+            PREFERRED,
+        )
+        _log.info("%s", error)
+        return _load_embedded(options)
+
+
+def _is_auto_cached(cache_dir: Path | None) -> bool:
+    return _MODELS.get(PREFERRED).is_cached(cache_dir) or _is_embedded_cached(cache_dir)
+
+
+register_model(
+    "auto",
+    ModelEntry(
+        _load_auto,
+        PREFERRED,
+        "hub or package index",
+        f"{PREFERRED} if its weights can be had, else embedded",
+        _is_auto_cached,
+    ),
+)
+register_model(
+    "embedded",
+    ModelEntry(
+        _load_embedded,
+        PREFERRED,
+        "package index",
+        "CLIP's ViT-B/16 image tower with a small text tower; needs no hub",
+        _is_embedded_cached,
+    ),
+)
+for _name, _repo, _description in (
+    ("ViT-B-32", "timm/vit_base_patch32_clip_224.openai", "OpenAI's fastest"),
+    ("ViT-B-16", "timm/vit_base_patch16_clip_224.openai", "the paper's main model"),
+    ("ViT-L-14", "timm/vit_large_patch14_clip_224.openai", "OpenAI's large model"),
+    ("ViT-L-14-336", "timm/vit_large_patch14_clip_336.openai", "the same at 336 pixels"),
+    ("RN50", "timm/resnet50_clip.openai", "the paper's residual network"),
+):
+    register_model(_name, published_clip(_name, _repo, _description))

@@ -1,4 +1,4 @@
-"""What all pairs of towers that are PyTorch modules have in common: pixels in, unit-length features out, a fingerprint.
+"""What all models that are PyTorch modules have in common: pixels in, unit-length features out, a fingerprint.
 
 Weights are frozen and the towers are always in evaluation mode; only inputs ever receive gradients.
 """
@@ -6,13 +6,13 @@ Weights are frozen and the towers are always in evaluation mode; only inputs eve
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from usetta.models.base import no_last_blocks
 from usetta.models.parallel import map_chunks
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _PRECISIONS = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf
 
 
 class TwoTowers(nn.Module, ABC):
-    """The image half of a `base.Model`; a subclass adds the text tower and says how normalised pixels become features.
+    """The image half of a `base.Model`. A subclass adds the text tower, and how normalised pixels become features.
 
     `to(device, dtype)` moves the weights and leaves `logit_scale` exact.
     """
@@ -65,13 +65,13 @@ class TwoTowers(nn.Module, ABC):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Precision of the weights; features are float32 whatever it is."""
+        """Of the weights; features are float32 whatever it is."""
         return next(self.parameters()).dtype
 
     @property
     def precision(self) -> str:
         """Of the image tower: fp32, bf16, fp16, int8, or fp64 in tests."""
-        return getattr(self.image_tower, "precision", None) or _PRECISIONS[self.dtype]
+        return _PRECISIONS[self.dtype]
 
     def check(self, pixels: Tensor) -> None:
         """Refuse what are not pixels (n, 3, S, S)."""
@@ -87,37 +87,23 @@ class TwoTowers(nn.Module, ABC):
 
     def encode_images(self, pixels: Tensor) -> Tensor:
         """Unit-length float32 features (n, D) of pixels (n, 3, S, S): uint8 in 0..255 or float in 0..1."""
-        return self._encode(pixels, self.image_features)
+        return self.encode_with(self.image_features, pixels)
 
-    @property
-    def encode_whole_images(self) -> Callable[[Tensor], Tensor] | None:
-        """The same in full precision, if the image tower has kept it: see `base.own_way_with_images`."""
-        exact = getattr(self.image_tower, "exact", None)
-        return None if exact is None else partial(self._encode, image_features=exact)
-
-    def _encode(self, pixels: Tensor, image_features: Callable[[Tensor], Tensor]) -> Tensor:
+    def encode_with(self, image_features: Callable[[Tensor], Tensor], pixels: Tensor) -> Tensor:
+        """As `encode_images`, with another function from normalised pixels (n, 3, S, S) to features (n, D)."""
         if len(pixels) == 0:
             return torch.empty(0, self.embed_dim, device=self.device)
-        self.check(pixels)
+        self.check(pixels)  # before the batch is split, so that an error shows its whole shape
         features = map_chunks(lambda part: image_features(self.normalize(part)), pixels, self.device)
         return normalize(features.float(), dim=-1)
 
     def hidden_states(self, pixels: Tensor) -> Tensor:
-        """What enters the last blocks of the image tower (n, tokens, width), of pixels as `encode_images` takes them.
-
-        Only vision transformers of this library have them; see `tail`.
-        """
-        raise ValueError(self._no_last_blocks())
+        """What enters the last blocks of the image tower (n, tokens, width); see `base.HasLastBlocks`."""
+        raise ValueError(no_last_blocks(self.name))
 
     def last_blocks(self) -> "LastBlocks":
-        """The last blocks of the image tower: `tail().encode(hidden_states(pixels))` are the features."""
-        raise ValueError(self._no_last_blocks())
-
-    def _no_last_blocks(self) -> str:
-        return (
-            f"the image tower of {self.name} has no attention blocks that can be run again with changes, which TTL "
-            "needs: use a CLIP vision transformer such as ViT-B-16, or another method"
-        )
+        """The last blocks of the image tower: `last_blocks().encode(hidden_states(pixels))` are the features."""
+        raise ValueError(no_last_blocks(self.name))
 
     @property
     def fingerprint(self) -> str:
@@ -131,7 +117,7 @@ class TwoTowers(nn.Module, ABC):
         return self._fingerprint
 
     def forget_fingerprint(self) -> None:
-        """Compute it anew when it is asked for: the weights have changed."""
+        """Compute it anew when it is next read: the weights have changed."""
         self._fingerprint = None
 
     def freeze(self) -> Self:
@@ -139,20 +125,21 @@ class TwoTowers(nn.Module, ABC):
         return self.requires_grad_(False).train(False)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
-        self.forget_fingerprint()  # a change of precision changes the weights
+        self.forget_fingerprint()  # PyTorch calls this for every `to`, and a change of precision changes the weights
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
 
 def normalised(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """Pixels (n, 3, S, S), uint8 in 0..255 or float in 0..1, less the mean of their channel, ÷ its std: float32."""
+    # The statistics are scaled to the range of the pixels instead of the reverse: one pass over the pixels less.
     unit = 255.0 if pixels.dtype == torch.uint8 else 1.0
-    centre, width = (unit * torch.tensor(each, device=pixels.device).view(3, 1, 1) for each in (mean, std))
+    centre, width = (unit * torch.tensor(values, device=pixels.device).view(3, 1, 1) for values in (mean, std))
     return torch.sub(pixels if unit > 1 else pixels.float(), centre).mul_(1 / width)
 
 
 def _moved(pixels: Tensor, device: torch.device) -> Tensor:
-    """Pixels on a device. A GPU copies them while it computes, which it can only from memory that is not swapped."""
+    """Pixels on a device. A GPU can copy them while it computes, but only from memory that is never swapped out."""
     if device.type == "cuda" and pixels.device.type == "cpu":
         return pixels.pin_memory().to(device, non_blocking=True)
     return pixels.to(device)

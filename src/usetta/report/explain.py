@@ -1,28 +1,33 @@
-"""The figure of `usetta explain`: what the views saw, which ones counted, and what that did to the answer.
+"""Figures of views: why an image got its answer (`usetta explain`), and a grid of several images with their views.
 
-A frame marks the strong views that count in the answer. Where none does, because the weak view answers alone, or where
-all do, because each has a weight of its own, it marks those that the prompt was tuned on.
+In the figure of `usetta explain`, a frame marks the strong views that count in the answer. Where none does, because the
+weak view answers alone, or where all do, because each has a weight of its own, it marks those that the prompt was tuned
+on.
 """
 
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from usetta.report import style
+from usetta.report.tables import format_number
 
 if TYPE_CHECKING:
     from usetta.prediction import Explanation, Prediction
 
-# Okabe and Ito's colours, which people with any kind of colour vision can tell apart.
-COUNTS, TUNED_ON, WEAK, OTHER = "#009E73", "#CC79A7", "#0072B2", "#bbbbbb"
-ZERO_SHOT, BEFORE, METHOD = "#999999", "#E69F00", "#D55E00"
+COUNTS, TUNED_ON, WEAK, OTHER = style.GREEN, style.PURPLE, style.BLUE, "#bbbbbb"
+ZERO_SHOT, BEFORE, METHOD = style.GREY, style.ORANGE, style.VERMILION
 _COLUMNS = 8
 
 
 @dataclass(frozen=True)
 class _ViewMarks:
-    """The strong views that stand out, and what for."""
+    """The strong views that are framed, and why."""
 
     views: frozenset[int]
     colour: str
@@ -38,17 +43,37 @@ class _ViewMarks:
             also = ", in tuning and in the answer" if counting == tuned_on else ""
             if counting != confident:
                 also = ", chosen after tuning"
-            sentence = f"framed: {_some(counting & shown, counting)} that count{also}"
+            sentence = f"framed: {_count(counting & shown, counting)} that count{also}"
             return cls(frozenset(counting), COUNTS, "strong views that count", sentence)
         who = "every view counts by its weight" if counting else "the weak view answers alone"
         if not tuned_on:
             return cls(frozenset(), OTHER, "strong views", who)
         beside = " with the weak view" if 0 in answer.tuned_on else ""
-        sentence = f"framed: {_some(tuned_on & shown, tuned_on)} that the prompt was tuned on{beside}; {who}"
+        sentence = f"framed: {_count(tuned_on & shown, tuned_on)} that the prompt was tuned on{beside}; {who}"
         return cls(frozenset(tuned_on), TUNED_ON, "strong views tuned on", sentence)
 
     def of_view(self, view: int) -> str:
         return WEAK if view == 0 else self.colour if view in self.views else OTHER
+
+
+@dataclass(frozen=True)
+class LabelledView:
+    """A view of an image, with the class that the model gives it."""
+
+    image: NDArray[np.uint8]
+    """(H, W, 3)"""
+    label: str
+    entropy: float
+
+
+@dataclass(frozen=True)
+class ViewGridRow:
+    """An image and some of its views."""
+
+    label: str
+    """The true class."""
+    views: Sequence[LabelledView]
+    """The weak one, then strong ones, the most confident first."""
 
 
 def draw(explanation: "Explanation", shown: int) -> Figure:
@@ -72,6 +97,35 @@ def draw(explanation: "Explanation", shown: int) -> Figure:
     return figure
 
 
+def view_grid(rows: Sequence[ViewGridRow]) -> Figure:
+    """A row for each image: its weak view and strong ones, with the label that each alone gets and its entropy."""
+    if not rows:
+        raise ValueError("no images to show")
+    for i, row in enumerate(rows):
+        if not len(row.views):
+            raise ValueError(f"image {i + 1} ({row.label}) has no views")
+    columns = max(len(row.views) for row in rows)
+    side = min(2.1, (style.WIDTH - 0.5) / columns)
+    figure = style.new_figure(0.5 + side * columns, 0.3 + (side + 0.6) * len(rows), "compressed")
+    grid = figure.subplots(len(rows), columns, squeeze=False)
+    width = style.POINTS * (side - 0.15)
+    for panels, row in zip(grid, rows, strict=True):
+        for axes, view in zip(panels, row.views, strict=False):
+            right = view.label == row.label
+            _show(axes, view.image, style.GREEN if right else style.VERMILION, 4)
+            # A sign as well as a colour, for people who cannot distinguish the colours.
+            caption = style.wrap(f"{'✓' if right else '✗'} {view.label}", width)
+            entropy = f"entropy {format_number(view.entropy, 2)}"
+            axes.set_xlabel(f"{caption}\n{entropy}", fontsize=style.SMALL, parse_math=False)
+        for axes in panels[len(row.views) :]:
+            axes.axis("off")
+        label = style.wrap(f"true: {row.label}", width, style.MEDIUM)
+        panels[0].set_ylabel(label, fontsize=style.MEDIUM, parse_math=False)
+    for i, axes in enumerate(grid[0]):
+        axes.set_title("weak view" if i == 0 else f"strong view {i}", fontsize=style.MEDIUM)
+    return style.finish(figure)
+
+
 def _draw_views(part: Any, explanation: "Explanation", strong: list[int], marks: _ViewMarks) -> None:
     answer = explanation.prediction
     when = " before tuning" if answer.tuned_on else ""
@@ -85,11 +139,11 @@ def _draw_views(part: Any, explanation: "Explanation", strong: list[int], marks:
         axes.set_xlabel(_caption(answer, view), fontsize=8, color="black" if marked else "#555555")
 
 
-def _show(axes: Any, view: Any, colour: str, line: float) -> None:
+def _show(axes: Any, view: Any, colour: str, frame: float) -> None:
     axes.axis("on")
     axes.imshow(view)
     axes.set(xticks=[], yticks=[])
-    axes.spines[:].set(color=colour, linewidth=line)
+    axes.spines[:].set(color=colour, linewidth=frame)
 
 
 def _caption(answer: "Prediction", view: int) -> str:
@@ -98,7 +152,7 @@ def _caption(answer: "Prediction", view: int) -> str:
 
 
 def _draw_bars(axes: Any, answer: "Prediction", method: str, top: int = 5) -> None:
-    """The classes that any of the answers finds likely: zero-shot, before tuning, and what the method says."""
+    """The classes that any of the answers finds likely: zero-shot, before tuning, and the method's own."""
     series = _series(answer, method)
     order = np.argsort(-np.max([probs for probs, _, _ in series], axis=0), kind="stable")[:top][::-1]
     places = np.arange(len(order))
@@ -131,15 +185,15 @@ def _series(answer: "Prediction", method: str) -> list[tuple[Any, str, str]]:
 
 
 def _draw_ranks(axes: Any, answer: "Prediction", marks: _ViewMarks) -> None:
-    """All views by entropy, where the weak one stands decides its weight; or the weights that do not follow from it."""
+    """All views by entropy, since the weak view's rank decides its weight; or their weights, where they have some."""
     order = np.argsort(answer.entropies, kind="stable")
-    each_its_own = answer.beta is None
-    heights = answer.weights if each_its_own else answer.entropies
+    weighted = answer.beta is None  # every view has a weight of its own, so β and the entropy rank mean nothing
+    heights = answer.weights if weighted else answer.entropies
     axes.bar(np.arange(len(order)), heights[order], color=[marks.of_view(view) for view in order], width=0.9)
     axes.set(xlabel="views, most confident first", xticks=[])
-    axes.set_ylabel("weight in the answer" if each_its_own else "entropy (nats)")
-    axes.set_ylim(0, 1.35 * float(heights.max()) or 1)  # room for the legend
-    if each_its_own:
+    axes.set_ylabel("weight in the answer" if weighted else "entropy (nats)")
+    axes.set_ylim(0, 1.35 * float(heights.max()) or 1)  # leaves space for the legend
+    if weighted:
         title = f"weight of the weak view: {answer.weights[0]:.1%}\nthe mean of all views: {1 / len(order):.1%}"
     elif answer.beta == 1 or answer.delta is None:
         title = "the weak view answers alone"
@@ -158,8 +212,8 @@ def _draw_ranks(axes: Any, answer: "Prediction", marks: _ViewMarks) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _some(some: set[int], everything: set[int]) -> str:
-    return f"the {len(some)}" if some == everything else f"{len(some)} of the {len(everything)}"
+def _count(shown: set[int], marked: set[int]) -> str:
+    return f"the {len(shown)}" if shown == marked else f"{len(shown)} of the {len(marked)}"
 
 
 def _plain(text: str, length: int) -> str:

@@ -1,15 +1,14 @@
-"""Figures of the benchmark: from numbers by name to a matplotlib `Figure`, and with `save` to PNG and SVG.
+"""Figures of the benchmark: from numbers by name to a matplotlib `Figure`, which `style.save` writes as PNG and SVG.
 
-Accuracies and shares are in percent, as `usetta.evaluate.metrics` gives them. What is missing (an absent key, None,
-NaN) leaves a gap. `std`, wherever it is taken, has the shape of the accuracies and becomes error bars.
+Accuracies and shares are in percent, as `usetta.evaluate.metrics` returns them. What is missing (an absent key, None,
+NaN) leaves a gap. `std`, wherever it is accepted, has the shape of the accuracies and becomes error bars.
 
-Datasets differ by tens of points, choices of a setting by tenths. So a sweep has a panel for each dataset, at its own
-level; but all panels span equally many points, and a slope means the same in each.
+Datasets differ by tens of points, values of a setting by tenths. So a sweep has a panel for each dataset with its own
+range; but all panels span equally many points, so that curves can be compared across panels.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,43 +16,29 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from usetta.evaluate.metrics import ece
+from usetta.evaluate.metrics import confidence_bins, ece
 from usetta.report import style
-from usetta.report.style import MEDIUM, POINTS, SMALL, WIDTH, Floats, fit, looks, number, save
-from usetta.report.tables import DASH, MINUS
-
-__all__ = [
-    "FigureImage",
-    "FigureView",
-    "beta_strategies",
-    "cost",
-    "gains",
-    "gamma_sweep",
-    "reliability",
-    "save",
-    "skips",
-    "steps",
-    "view_grid",
-]
+from usetta.report.style import MEDIUM, POINTS, SMALL, WIDTH, Floats, fit, number, series_styles
+from usetta.report.tables import MINUS, format_difference, format_number
 
 ByName = Mapping[str, float | None]
 Table = Mapping[str, ByName]
 
 _ACCURACY = "accuracy, %"
 _STRATEGIES = {"uniform": "uniform", "adaptive": "se"}
-"""Choices of β that are methods as well, and look like them."""
+"""Values of β that are methods as well, and are drawn like them."""
 
 
 def gains(accuracy: Table, baseline: str = "clip", *, std: Table | None = None) -> Figure:
     """How many points each method gains over the baseline: bars by dataset.
 
-    accuracy[method][dataset]. Many methods on many datasets go on in a second row. The error bars are those of the
-    methods alone.
+    accuracy[method][dataset]. Many methods on many datasets take a second row. The error bars are those of the
+    methods, without the baseline's.
     """
     if not accuracy:
-        raise ValueError("no accuracies: there must be some of the baseline and of another method")
+        raise ValueError("no accuracies: the baseline's and those of another method are needed")
     if baseline not in accuracy:
         raise ValueError(f"no accuracies of the baseline {baseline!r}, only of {', '.join(accuracy)}")
     methods = [method for method in accuracy if method != baseline]
@@ -72,30 +57,34 @@ def gains(accuracy: Table, baseline: str = "clip", *, std: Table | None = None) 
     figure = style.new_figure(width, 0.5 + 3.1 * rows)
     panels = list(figure.subplots(rows, 1, squeeze=False, sharey=True).flat)
     parts = [slice(row * per_row, (row + 1) * per_row) for row in range(rows)]
-    look = looks(methods)
+    styles = series_styles(methods)
     for axes, part in zip(panels, parts, strict=True):
         for i, method in enumerate(methods):
             places = np.arange(len(datasets[part]), dtype=np.float64) + (i - (len(methods) - 1) / 2) / slots
-            _bars(axes, places, gain[i, part], error[i, part], 0.94 / slots, look[method])
+            _bars(axes, places, gain[i, part], error[i, part], 0.94 / slots, styles[method])
             if bar >= 36:
                 _write_gains(axes, places, gain[i, part], error[i, part])
         axes.axhline(0, color="black", linewidth=0.8)
         axes.set_xlim((per_row - 1 - spread) / 2, (per_row - 1 + spread) / 2)
         axes.margins(y=0.08)
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _signed(value, "g") if value else "0"))
+        axes.yaxis.set_major_formatter(FuncFormatter(_gain_tick))
         axes.set_ylabel(f"gain over {fit(baseline, 110, MEDIUM)}, points", fontsize=MEDIUM, parse_math=False)
         style.plain(axes)
     style.name_ticks(panels, [datasets[part] for part in parts], bar * slots)
-    handles = [tuple(Patch(**patch) for patch in look[method].patches()) for method in methods]
+    handles = [tuple(Patch(**patch) for patch in styles[method].patches()) for method in methods]
     style.legend(figure, handles, methods)
     return style.finish(figure)
 
 
-def _bars(axes: Any, places: Floats, heights: Floats, error: Floats, width: float, look: style.SeriesStyle) -> None:
-    there = np.isfinite(heights)
-    for patch in look.patches():
-        axes.bar(places[there], heights[there], width, **patch)
+def _bars(axes: Any, places: Floats, heights: Floats, error: Floats, width: float, series: style.SeriesStyle) -> None:
+    known = np.isfinite(heights)
+    for patch in series.patches():
+        axes.bar(places[known], heights[known], width, **patch)
     _error_bars(axes, places, heights, error)
+
+
+def _gain_tick(value: float, _place: int | None) -> str:
+    return f"{value:+g}".replace("-", MINUS) if value else "0"
 
 
 def _write_gains(axes: Any, places: Floats, heights: Floats, error: Floats) -> None:
@@ -104,8 +93,8 @@ def _write_gains(axes: Any, places: Floats, heights: Floats, error: Floats) -> N
         if np.isfinite(height):
             up = height >= 0
             end, offset = (place, height + err if up else height - err), (0, 3 if up else -3)
-            where = {"textcoords": "offset points", "ha": "center", "va": "bottom" if up else "top"}
-            axes.annotate(_signed(height), end, offset, fontsize=SMALL, **where)
+            alignment = {"textcoords": "offset points", "ha": "center", "va": "bottom" if up else "top"}
+            axes.annotate(format_difference(height, 2), end, offset, fontsize=SMALL, **alignment)
 
 
 def beta_strategies(accuracy: Table, *, std: Table | None = None) -> Figure:
@@ -118,19 +107,19 @@ def beta_strategies(accuracy: Table, *, std: Table | None = None) -> Figure:
     values, error = _grid(accuracy, strategies, groups), _grid(std or {}, strategies, groups)
     fixed = np.array([_is_number(strategy.rpartition("=")[2]) for strategy in strategies])
     others = {int(i): _STRATEGIES.get(strategies[i], strategies[i]) for i in np.flatnonzero(~fixed)}
-    look = looks(others.values())
+    styles = series_styles(others.values())
     places = np.arange(len(strategies), dtype=np.float64)
     figure, panels = _panels(groups, 2.5)
     for axes, value, err in zip(panels, values.T, error.T, strict=True):
         axes.plot(places[fixed], value[fixed], color="black", linewidth=1.2, marker="o", markersize=5)
         for i, method in others.items():
-            axes.plot(places[i], value[i], **look[method].line(8), linestyle="none")
+            axes.plot(places[i], value[i], **styles[method].line(8), linestyle="none")
             if strategies[i] == "adaptive" and np.isfinite(value[i]):
-                axes.axhline(value[i], color=look[method].colour, linestyle=":", linewidth=1.2, zorder=1)
+                axes.axhline(value[i], color=styles[method].colour, linestyle=":", linewidth=1.2, zorder=1)
         _error_bars(axes, places, value, err)
         axes.set_xlim(-0.5, len(strategies) - 0.5)
-    style.name_ticks(panels, [strategies] * len(panels), _panel_room(len(panels)) / len(strategies), longest=80)
-    _level(panels, list(values.T), list(error.T))
+    style.name_ticks(panels, [strategies] * len(panels), _panel_width(len(panels)) / len(strategies), longest=80)
+    _equal_spans(panels, list(values.T), list(error.T))
     figure.supxlabel("weight of the weak view, β", fontsize=MEDIUM)
     figure.supylabel(_ACCURACY, fontsize=MEDIUM)
     return style.finish(figure)
@@ -150,16 +139,16 @@ def gamma_sweep(
     gammas = sorted(_outer(accuracy, "values of γ"))
     groups = _inner((accuracy[gamma] for gamma in gammas), "datasets")
     values, error = _grid(accuracy, gammas, groups), _grid(std or {}, gammas, groups)
-    look = looks([method])[method]
+    series = series_styles([method])[method]
     figure, panels = _panels(groups, 2.3)
     for axes, value, err in zip(panels, values.T, error.T, strict=True):
         axes.axvline(default, color=style.DIM, linestyle=":", linewidth=1.2, zorder=1)
-        axes.plot(gammas, value, **look.line(), linewidth=1.5, markerfacecolor="white")
+        axes.plot(gammas, value, **series.line(), linewidth=1.5, markerfacecolor="white")
         if default in gammas:
-            axes.plot(default, value[gammas.index(default)], **look.line())
+            axes.plot(default, value[gammas.index(default)], **series.line())
         _error_bars(axes, gammas, value, err)
         _places(axes, gammas)
-    _level(panels, list(values.T), list(error.T))
+    _equal_spans(panels, list(values.T), list(error.T))
     figure.supxlabel(f"γ (dotted: the default, {default:g})", fontsize=MEDIUM)
     figure.supylabel(_ACCURACY, fontsize=MEDIUM)
     return style.finish(figure)
@@ -175,20 +164,22 @@ def steps(
     accuracy[dataset][method][steps]
     """
     datasets, methods = _outer(accuracy, "datasets"), _inner(accuracy.values(), "methods")
-    counts = sorted(_inner((of for each in accuracy.values() for of in each.values()), "numbers of steps"))
-    look = looks(methods)
+    counts = sorted(
+        _inner((of_method for rows in accuracy.values() for of_method in rows.values()), "numbers of steps")
+    )
+    styles = series_styles(methods)
     figure, panels = _panels(datasets, 2.3)
     values = [_grid(accuracy[dataset], methods, counts) for dataset in datasets]
     errors = [_grid((std or {}).get(dataset, {}), methods, counts) for dataset in datasets]
     for axes, value, error in zip(panels, values, errors, strict=True):
         for i, method in enumerate(methods):
-            axes.plot(counts, value[i], **look[method].line(), linewidth=1.5)
-            _error_bars(axes, counts, value[i], error[i], look[method].colour)
+            axes.plot(counts, value[i], **styles[method].line(), linewidth=1.5)
+            _error_bars(axes, counts, value[i], error[i], styles[method].colour)
         _places(axes, counts)
-    _level(panels, values, errors)
+    _equal_spans(panels, values, errors)
     figure.supxlabel("steps", fontsize=MEDIUM)
     figure.supylabel(_ACCURACY, fontsize=MEDIUM)
-    style.legend(figure, [Line2D([], [], **look[method].line()) for method in methods], methods)
+    style.legend(figure, [Line2D([], [], **styles[method].line()) for method in methods], methods)
     return style.finish(figure)
 
 
@@ -197,7 +188,7 @@ def skips(
 ) -> Figure:
     """By dataset, the share of images that were not tuned on, and the accuracy before and after; all in percent.
 
-    `named` says before and after what: the paper's figure compares tuning every image with skipping some.
+    `named`: what the two accuracies are called; the paper's figure compares tuning on every image with skipping some.
     """
     datasets = _inner((ratio, before, after), "datasets")
     columns = [np.array([number(of.get(dataset)) for dataset in datasets]) for of in (ratio, before, after)]
@@ -209,8 +200,8 @@ def skips(
         {"color": style.DIM, "marker": "o", "markerfacecolor": "white", "linestyle": "none", "markersize": 7},
         {"color": style.VERMILION, "marker": "D", "markeredgecolor": "white", "linestyle": "none", "markersize": 7},
     )
-    there = np.isfinite(columns[0])
-    axes.barh(places[there], columns[0][there], 0.62, **share)
+    known = np.isfinite(columns[0])
+    axes.barh(places[known], columns[0][known], 0.62, **share)
     for values, shift, mark in zip(columns[1:], (-0.13, 0.13), marks, strict=True):
         axes.plot(values, places + shift, **mark, clip_on=False)  # at 100 % a marker reaches beyond the axes
     axes.set_yticks(places, [fit(name, 130) for name in datasets], fontsize=SMALL, parse_math=False)
@@ -221,20 +212,20 @@ def skips(
     beside.axis("off")
     kinds = (("skipped", 1, "black", "normal"), (named[0], 2, style.DIM, "normal"), (named[1], 2, "black", "bold"))
     for x, (heading, digits, colour, weight), values in zip((0.15, 0.5, 0.85), kinds, columns, strict=True):
-        look = {"fontsize": SMALL, "color": colour, "ha": "center", "parse_math": False}
-        beside.text(x, -0.55, style.wrap(heading, 52), **look, va="bottom")
+        font = {"fontsize": SMALL, "color": colour, "ha": "center", "parse_math": False}
+        beside.text(x, -0.55, style.wrap(heading, 52), **font, va="bottom")
         for place, value in zip(places, values, strict=True):
-            beside.text(x, place, _text(value, digits), **look, va="center", weight=weight)
+            beside.text(x, place, format_number(value, digits), **font, va="center", weight=weight)
     handles = [Patch(**share), *(Line2D([], [], **mark) for mark in marks)]
     style.legend(figure, handles, ["images skipped", *(f"accuracy {name}" for name in named)])
     return style.finish(figure)
 
 
 def reliability(confidence: Mapping[str, ArrayLike], right: Mapping[str, ArrayLike], bins: int = 15) -> Figure:
-    """How often a method is right when it is so and so sure, a panel for each; below, how many images a bin holds.
+    """Reliability diagrams: accuracy by confidence, a panel for each method; below, the number of images in each bin.
 
     Confidence in 0..1 and whether the answer was right, both (n,) by method. The hatched gap between accuracy and mean
-    confidence, weighted with the share of the images, is what the expected calibration error (ECE) adds up.
+    confidence, weighted by the share of the images, adds up to the expected calibration error (ECE).
     """
     methods = _inner((confidence, right), "methods")
     if bins < 1:
@@ -243,13 +234,13 @@ def reliability(confidence: Mapping[str, ArrayLike], right: Mapping[str, ArrayLi
     rows = math.ceil(len(methods) / columns)
     figure = style.new_figure(WIDTH * (0.1 + 0.3 * columns), 0.8 + 3.5 * rows)
     grid = figure.subplots(2 * rows, columns, squeeze=False, height_ratios=[3, 1] * rows)
-    look = looks(methods)
+    styles = series_styles(methods)
     for i in range(rows * columns):
         above, below = grid[2 * (i // columns) : 2 * (i // columns) + 2, i % columns]
         if i < len(methods):
             name = methods[i]
-            sure, hit = _answers(name, confidence.get(name, ()), right.get(name, ()))
-            _reliability(above, below, sure, hit, bins, look[name].colour)
+            probs, hits = _answers(name, confidence.get(name, ()), right.get(name, ()))
+            _reliability(above, below, probs, hits, bins, styles[name].colour)
             above.set_title(fit(name, 90, MEDIUM), fontsize=MEDIUM, loc="left", parse_math=False)
             below.set_xlabel("confidence, %", fontsize=MEDIUM)
             if i % columns == 0:
@@ -267,23 +258,23 @@ def reliability(confidence: Mapping[str, ArrayLike], right: Mapping[str, ArrayLi
 
 def _answers(name: str, confidence: ArrayLike, right: ArrayLike) -> tuple[Floats, Floats]:
     """Both columns of a method, without the images where one is missing."""
-    sure, hit = np.asarray(confidence, dtype=np.float64), np.asarray(right, dtype=np.float64)
-    if not sure.size or not hit.size:
+    probs, hits = np.asarray(confidence, dtype=np.float64), np.asarray(right, dtype=np.float64)
+    if not probs.size or not hits.size:
         return np.empty(0), np.empty(0)
-    if sure.ndim != 1 or sure.shape != hit.shape:
-        raise ValueError(f"{name}: confidence {sure.shape} and right {hit.shape} must have one value for each image")
-    there = np.isfinite(sure) & np.isfinite(hit)
-    return sure[there], hit[there]
+    if probs.ndim != 1 or probs.shape != hits.shape:
+        raise ValueError(f"{name}: confidence {probs.shape} and right {hits.shape} must have one value for each image")
+    known = np.isfinite(probs) & np.isfinite(hits)
+    return probs[known], hits[known]
 
 
-def _reliability(above: Any, below: Any, sure: Floats, hit: Floats, bins: int, colour: str) -> None:
-    error = float(ece(hit, np.ones_like(hit), sure, bins))
-    place = np.minimum((sure * bins).astype(np.int64), bins - 1)  # as `ece` does it
-    counts = np.bincount(place, minlength=bins)
+def _reliability(above: Any, below: Any, probs: Floats, hits: Floats, bins: int, colour: str) -> None:
+    error = float(ece(hits, np.ones_like(hits), probs, bins))
+    bin_of = confidence_bins(probs, bins)
+    counts = np.bincount(bin_of, minlength=bins)
     filled = np.flatnonzero(counts)
     width = 100 / bins
     middles = width * (filled + 0.5)
-    accuracy, mean = (100 * np.bincount(place, each, minlength=bins)[filled] / counts[filled] for each in (hit, sure))
+    accuracy, mean = (100 * np.bincount(bin_of, of, minlength=bins)[filled] / counts[filled] for of in (hits, probs))
     above.bar(middles, accuracy, width, color=colour, edgecolor="white", linewidth=0.6)
     above.bar(
         middles, np.abs(accuracy - mean), 0.86 * width, bottom=np.minimum(accuracy, mean),
@@ -296,85 +287,36 @@ def _reliability(above: Any, below: Any, sure: Floats, hit: Floats, bins: int, c
         axes.set(xlim=(0, 100), xticks=[0, 25, 50, 75, 100])
     above.set(ylim=(0, 100), yticks=[0, 25, 50, 75, 100])
     above.tick_params(labelbottom=False)
-    above.set_title(f"ECE {error:.2f} %" if len(sure) else "no images", fontsize=SMALL, loc="right")
+    above.set_title(f"ECE {error:.2f} %" if len(probs) else "no images", fontsize=SMALL, loc="right")
     below.set_ylim(0, max(1, 1.05 * counts.max()))
     below.yaxis.set_major_locator(MaxNLocator(3, integer=True))
     below.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
 
 
 def cost(seconds: ByName, accuracy: ByName) -> Figure:
-    """Accuracy against the time that an image takes, by method; a logarithmic axis if some take ten times longer."""
+    """Accuracy against seconds per image, by method; the axis is logarithmic if some take over ten times longer."""
     methods = [method for method in seconds if method in accuracy]
     if not methods:
         raise ValueError("no method with both seconds per image and an accuracy")
     figure = style.new_figure(WIDTH, 4.6)
     axes = figure.subplots()
     x, y = (np.array([number(of[method]) for method in methods]) for of in (seconds, accuracy))
-    there = np.isfinite(x) & np.isfinite(y)
-    look = looks(methods)
-    for i in np.flatnonzero(there):
-        axes.plot(x[i], y[i], **look[methods[i]].line(8), linestyle="none", clip_on=False)
+    known = np.isfinite(x) & np.isfinite(y)
+    styles = series_styles(methods)
+    for i in np.flatnonzero(known):
+        axes.plot(x[i], y[i], **styles[methods[i]].line(8), linestyle="none", clip_on=False)
     axes.set_xlabel("seconds per image", fontsize=MEDIUM)
     axes.set_ylabel(_ACCURACY, fontsize=MEDIUM)
     style.plain(axes, "both")
-    if there.any() and 0 < 10 * x[there].min() < x[there].max():
+    if known.any() and 0 < 10 * x[known].min() < x[known].max():
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.margins(0.12)
     style.finish(figure)
-    style.label_points(axes, x[there], y[there], [fit(methods[i], 130) for i in np.flatnonzero(there)])
+    style.label_points(axes, x[known], y[known], [fit(methods[i], 130) for i in np.flatnonzero(known)])
     return figure
-
-
-@dataclass(frozen=True)
-class FigureView:
-    """A view of an image, and what the model takes it for."""
-
-    image: NDArray[np.uint8]
-    """(H, W, 3)"""
-    label: str
-    entropy: float
-
-
-@dataclass(frozen=True)
-class FigureImage:
-    """An image and some of its views."""
-
-    label: str
-    """What it shows."""
-    views: Sequence[FigureView]
-    """The weak one, then strong ones, the most confident first."""
-
-
-def view_grid(images: Sequence[FigureImage]) -> Figure:
-    """A row for each image: its weak view and strong ones, with the label that each alone gets and its entropy."""
-    if not images:
-        raise ValueError("no images to show")
-    for i, image in enumerate(images):
-        if not len(image.views):
-            raise ValueError(f"image {i + 1} ({image.label}) has no views")
-    columns = max(len(image.views) for image in images)
-    side = min(2.1, (WIDTH - 0.5) / columns)
-    figure = style.new_figure(0.5 + side * columns, 0.3 + (side + 0.6) * len(images), "compressed")
-    grid = figure.subplots(len(images), columns, squeeze=False)
-    room = POINTS * (side - 0.15)
-    for row, image in zip(grid, images, strict=True):
-        for axes, view in zip(row, image.views, strict=False):
-            right = view.label == image.label
-            axes.imshow(view.image)
-            axes.set(xticks=[], yticks=[])
-            axes.spines[:].set(color=style.GREEN if right else style.VERMILION, linewidth=4)
-            entropy = f"entropy {_text(number(view.entropy), 2)}"
-            caption = style.wrap(f"{'✓' if right else '✗'} {view.label}", room)
-            axes.set_xlabel(f"{caption}\n{entropy}", fontsize=SMALL, parse_math=False)
-        for axes in row[len(image.views) :]:
-            axes.axis("off")
-        row[0].set_ylabel(style.wrap(f"true: {image.label}", room, MEDIUM), fontsize=MEDIUM, parse_math=False)
-    for i, axes in enumerate(grid[0]):
-        axes.set_title("weak view" if i == 0 else f"strong view {i}", fontsize=MEDIUM)
-    return style.finish(figure)
 
 
 def _outer(table: Mapping[Any, Any], what: str) -> list[Any]:
@@ -408,7 +350,7 @@ def _panels(names: Sequence[str], height: float) -> tuple[Figure, list[Any]]:
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes, name in zip(grid.flat, names, strict=False):
         style.plain(axes)
-        title = fit(name, 0.75 * _panel_room(len(names)), MEDIUM)
+        title = fit(name, 0.75 * _panel_width(len(names)), MEDIUM)
         axes.set_title(title, fontsize=MEDIUM, parse_math=False)
     for axes in list(grid.flat)[len(names) :]:
         axes.remove()
@@ -419,14 +361,14 @@ def _panels_width(columns: int) -> float:
     return WIDTH * (0.0, 0.5, 0.75, 1.0)[columns]
 
 
-def _panel_room(count: int) -> float:
-    """How many points a panel is wide without its numbers."""
+def _panel_width(count: int) -> float:
+    """In points, without the numbers of the axis."""
     columns = min(3, count)
     return POINTS * ((_panels_width(columns) - 0.4) / columns - 0.5)
 
 
-def _level(panels: Sequence[Any], values: Sequence[Floats], errors: Sequence[Floats]) -> None:
-    """Every panel at the level of its values (with error bars), and all as many points high."""
+def _equal_spans(panels: Sequence[Any], values: Sequence[Floats], errors: Sequence[Floats]) -> None:
+    """Center every panel on its values and error bars, and let all panels span equally many points."""
     lows = [value - np.nan_to_num(error) for value, error in zip(values, errors, strict=True)]
     highs = [value + np.nan_to_num(error) for value, error in zip(values, errors, strict=True)]
     ranges = [
@@ -434,7 +376,7 @@ def _level(panels: Sequence[Any], values: Sequence[Floats], errors: Sequence[Flo
         for low, high in zip(lows, highs, strict=True)
     ]
     span = max([high - low for low, high in ranges if high > low], default=0.0)
-    half = 0.65 * max(span, 0.5)
+    half = 0.65 * max(span, 0.5)  # at least half a point, or noise would fill a panel
     for axes, (low, high) in zip(panels, ranges, strict=True):
         middle = (low + high) / 2
         if math.isfinite(middle):
@@ -445,10 +387,10 @@ def _level(panels: Sequence[Any], values: Sequence[Floats], errors: Sequence[Flo
 
 
 def _error_bars(axes: Any, x: ArrayLike, y: Floats, error: Floats, colour: str = "black") -> None:
-    there = np.isfinite(y) & np.isfinite(error)
-    if there.any():
-        look = {"ecolor": colour, "elinewidth": 1, "capsize": 2, "zorder": 2.5}
-        axes.errorbar(np.asarray(x)[there], y[there], error[there], fmt="none", **look)
+    known = np.isfinite(y) & np.isfinite(error)
+    if known.any():
+        bars = {"ecolor": colour, "elinewidth": 1, "capsize": 2, "zorder": 2.5}
+        axes.errorbar(np.asarray(x)[known], y[known], error[known], fmt="none", **bars)
 
 
 def _places(axes: Any, places: Sequence[float]) -> None:
@@ -457,11 +399,3 @@ def _places(axes: Any, places: Sequence[float]) -> None:
     axes.set_xlim(places[0] - 0.08 * span, places[-1] + 0.08 * span)
     if min(np.diff(places), default=span) >= 0.1 * span:
         axes.set_xticks(places, [f"{place:g}" for place in places])
-
-
-def _signed(value: float, how: str = ".2f") -> str:
-    return f"{value:+{how}}".replace("-", MINUS)
-
-
-def _text(value: float, digits: int) -> str:
-    return DASH if math.isnan(value) else f"{value:.{digits}f}"

@@ -1,8 +1,8 @@
-"""What a run has measured, by dataset, method and seed: numbers, what they cover, and what to tell about them.
+"""The metrics of a run by dataset, method and seed, and what a table must say about them.
 
-Rows are read for one dataset, seed and method at a time, in the columns that the metrics ask for, and only the metrics
-are kept. A number may come from fewer images than its neighbours, because a run is not finished, or from others than
-the paper's. Both would look like a result of the method, so both become notes.
+Rows are read for one dataset, seed and method at a time, only the columns that the metrics need, and only the metrics
+are kept: a run may have millions of rows. A number may cover fewer images than its neighbours, because a run is not
+finished, or other images than the paper's. Both would look like a property of the method, so both become notes.
 """
 
 import hashlib
@@ -11,60 +11,60 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from usetta import methods as known_methods
-from usetta.data.benchmark import BENCHMARKS, Benchmark
-from usetta.evaluate.metrics import METRICS, group_means, over_seeds
+from usetta.data import NamedDataset
+from usetta.data.benchmark import BENCHMARKS
+from usetta.evaluate.metrics import METRICS, group_means, members_of, over_seeds
 from usetta.evaluate.store import FailedImage, Store, StoreError
 from usetta.methods import FAMILIES
 from usetta.methods.recipe import READOUTS
-from usetta.report.items import members_of
 from usetta.report.tables import Cell, Column
 
 VIEWS = 64
-"""Of an image, in the paper."""
+"""Views of an image in the paper."""
 _LISTED = 3
-"""Bad images of a dataset that a footnote lists."""
+"""Failed images of a dataset that a footnote lists by name."""
 
 
-class SeriesLook(NamedTuple):
-    """How a metric is shown."""
+class MetricFormat(NamedTuple):
+    """How a metric is shown in tables."""
 
     title: str
     heading: str
-    """The same where there is little room."""
+    """A shorter title, for a column."""
     digits: int
     best: Literal["high", "low", "none"]
 
 
-LOOKS: dict[str, SeriesLook] = {
-    "top1": SeriesLook("Accuracy, %", "top-1, %", 2, "high"),
-    "top5": SeriesLook("Top-5 accuracy, %", "top-5, %", 2, "high"),
-    "ece": SeriesLook("Expected calibration error, %", "ECE, %", 2, "low"),
-    "nll": SeriesLook("Negative log-likelihood, nats", "NLL, nats", 3, "low"),
-    "brier": SeriesLook("Brier score", "Brier", 3, "low"),
-    "skip_ratio": SeriesLook("Images that were not tuned on, %", "skipped, %", 1, "none"),
-    "seconds_per_image": SeriesLook("Seconds per image", "s/image", 3, "low"),
+METRIC_FORMATS: dict[str, MetricFormat] = {
+    "top1": MetricFormat("Accuracy, %", "top-1, %", 2, "high"),
+    "top5": MetricFormat("Top-5 accuracy, %", "top-5, %", 2, "high"),
+    "ece": MetricFormat("Expected calibration error, %", "ECE, %", 2, "low"),
+    "nll": MetricFormat("Negative log-likelihood, nats", "NLL, nats", 3, "low"),
+    "brier": MetricFormat("Brier score", "Brier", 3, "low"),
+    "skip_ratio": MetricFormat("Images that were not tuned on, %", "skipped, %", 1, "none"),
+    "seconds_per_image": MetricFormat("Seconds per image", "s/image", 3, "low"),
 }
 """Every metric of `METRICS`."""
 
 MEANS = {"in&o": "IN&O", "ood": "OOD", "fgvc": "FGVC", "avg": "Avg"}
 """Titles of the paper's means."""
 
-_PAPERS: dict[str, Benchmark] = {benchmark.name: benchmark for benchmark in BENCHMARKS}
+_BENCHMARKS: dict[str, NamedDataset] = {benchmark.name: benchmark for benchmark in BENCHMARKS}
 
 
 @dataclass(frozen=True)
-class MeasuredAnswers:
-    """One method's answers to a dataset under one seed."""
+class SeedMetrics:
+    """One method's metrics on a dataset under one seed."""
 
     images: int
-    which: str
-    """A hash of the images' ids."""
+    images_hash: str
+    """Of the images' ids: equal counts may still be different images."""
     values: Mapping[str, float | None]
     """Metrics by name; None where one does not apply, such as the share of skipped images without tuning."""
 
 
-class Measured:
-    """Some metrics of a run, which must have results, or of some datasets and methods of it, which may have none."""
+class RunMetrics:
+    """Metrics of a run, which must have results; or of given datasets and methods, which may have none."""
 
     def __init__(
         self,
@@ -76,35 +76,36 @@ class Measured:
         groups = store.groups()
         if datasets is None and not groups:
             raise StoreError(f"the run in {store.folder} has no results yet")
-        self.answers: dict[tuple[str, str], dict[int, MeasuredAnswers]] = {}
+        self.by_seed: dict[tuple[str, str], dict[int, SeedMetrics]] = {}
+        """By (dataset, method), then by seed."""
         for dataset, seed, method, _ in groups:
             if (datasets is None or dataset in datasets) and (methods is None or method in methods):
-                found = _answers(store, dataset, seed, method, metrics)
-                self.answers.setdefault((dataset, method), {})[seed] = found
-        self.run: dict[str, Any] = store.facts("run")
+                measured = _measure(store, dataset, seed, method, metrics)
+                self.by_seed.setdefault((dataset, method), {})[seed] = measured
+        self.settings: dict[str, Any] = store.facts("run")
+        """What the whole run depends on: model, views, prompt."""
         self.facts: dict[str, Any] = store.facts("dataset")
-        self.datasets = datasets_in_order({dataset for dataset, _ in self.answers})
-        self.methods = methods_in_order({method for _, method in self.answers})
-        self.seeds = sorted({seed for by_seed in self.answers.values() for seed in by_seed})
-        self._bad = [bad for bad in store.bad() if datasets is None or bad.dataset in datasets]
-        self._whole = {dataset: self._most(dataset) for dataset in self.datasets}
+        self.datasets = sorted_datasets({dataset for dataset, _ in self.by_seed})
+        self.methods = sorted_methods({method for _, method in self.by_seed})
+        self.seeds = sorted({seed for by_seed in self.by_seed.values() for seed in by_seed})
+        self._failed = [image for image in store.failed_images() if datasets is None or image.dataset in datasets]
+        self._largest = {dataset: self._most_images(dataset) for dataset in self.datasets}
 
     @property
     def model(self) -> str:
-        return str(self.run.get("model", {}).get("name", "an unknown model"))
+        return str(self.settings.get("model", {}).get("name", "an unknown model"))
 
     def title(self, dataset: str) -> str:
         """What a dataset is called in tables."""
-        return str(self.facts.get(dataset, {}).get("title", papers_title(dataset)))
+        return str(self.facts.get(dataset, {}).get("title", paper_title(dataset)))
 
-    def benchmark(self, dataset: str) -> Benchmark | None:
-        """The paper's set of that name, unless this one is a folder that is only called like it."""
-        return _PAPERS.get(dataset) if self.facts.get(dataset, {}).get("family") != "other" else None
+    def benchmark(self, dataset: str) -> NamedDataset | None:
+        """The paper's dataset of that name, unless this one is a folder that merely has the same name."""
+        return _BENCHMARKS.get(dataset) if self.facts.get(dataset, {}).get("family") != "other" else None
 
     def cell(self, method: str, dataset: str, metric: str) -> Cell:
         """Mean and standard deviation over seeds."""
-        by_seed = self.answers.get((dataset, method), {})
-        values = [answers.values[metric] for answers in by_seed.values()]
+        values = [measured.values[metric] for measured in self.by_seed.get((dataset, method), {}).values()]
         known = [value for value in values if value is not None]
         if not known:
             return Cell()
@@ -118,53 +119,54 @@ class Measured:
         value = group_means({name: cell.value for name, cell in cells.items()})[group]
         if value is None:
             return Cell()
-        seeds = {tuple(self.answers[name, method]) for name in members}
+        # The deviation is that of the mean, not the mean of deviations, so all datasets must have the same seeds.
+        seeds = {tuple(self.by_seed[name, method]) for name in members}
         std = None
         if len(seeds) == 1:
-            runs = [
-                group_means({name: self.answers[name, method][seed].values[metric] for name in members})[group]
+            means = [
+                group_means({name: self.by_seed[name, method][seed].values[metric] for name in members})[group]
                 for seed in next(iter(seeds))
             ]
-            std = over_seeds([run for run in runs if run is not None]).std
+            std = over_seeds([mean for mean in means if mean is not None]).std
         notes = ("some of its datasets are not finished",) if any(cell.notes for cell in cells.values()) else ()
         return Cell(value, std, notes=notes)
 
     def column(self, dataset: str, metric: str, *, paper: bool) -> Column:
-        look = LOOKS[metric]
-        return Column(dataset, self.title(dataset), look.digits, look.best, self.data_notes(dataset, paper=paper))
+        shown = METRIC_FORMATS[metric]
+        return Column(dataset, self.title(dataset), shown.digits, shown.best, self.data_notes(dataset, paper=paper))
 
     def mean_column(self, group: str, metric: str, *, paper: bool) -> Column:
-        look = LOOKS[metric]
-        there = any(self.mean(method, group, metric).value is not None for method in self.methods)
-        differ = there and any(self.data_notes(name, paper=paper) for name in members_of(group))
-        notes = ("of datasets with notes of their own",) if differ else ()
-        return Column(group, MEANS[group], look.digits, look.best, notes)
+        shown = METRIC_FORMATS[metric]
+        exists = any(self.mean(method, group, metric).value is not None for method in self.methods)
+        differs = exists and any(self.data_notes(name, paper=paper) for name in members_of(group))
+        notes = ("of datasets with notes of their own",) if differs else ()
+        return Column(group, MEANS[group], shown.digits, shown.best, notes)
 
     def gaps(self, method: str, dataset: str) -> tuple[str, ...]:
         """What this method's number lacks in comparison with others on the dataset."""
-        by_seed = self.answers[dataset, method]
-        whole, seeds = self._whole[dataset], self._seeds_of(dataset)
-        short = {seed: found.images for seed, found in by_seed.items() if found.images < whole.images}
+        by_seed = self.by_seed[dataset, method]
+        largest, seeds = self._largest[dataset], self._seeds_of(dataset)
+        short = {seed: measured.images for seed, measured in by_seed.items() if measured.images < largest.images}
         notes = []
         if short:
             counts = [f"{n:,}" if len(seeds) == 1 else f"seed {seed}: {n:,}" for seed, n in short.items()]
-            notes.append(f"{', '.join(counts)} of {whole.images:,} images")
-        if any(found.which != whole.which for seed, found in by_seed.items() if seed not in short):
-            notes.append("other images than some of its neighbours, though as many")
+            notes.append(f"{', '.join(counts)} of {largest.images:,} images")
+        if any(measured.images_hash != largest.images_hash for seed, measured in by_seed.items() if seed not in short):
+            notes.append("as many images as its neighbours, but not the same ones")
         if len(by_seed) < len(seeds):
             notes.append(f"{seeds_text(by_seed)} only")
         return tuple(notes)
 
     def data_notes(self, dataset: str, *, paper: bool) -> tuple[str, ...]:
-        """How the images differ from the whole set, and with `paper` also views and data from the paper's."""
-        benchmark, facts, done = self.benchmark(dataset), self.facts.get(dataset, {}), self._whole[dataset].images
+        """How the images differ from the whole dataset, and with `paper` also how views and data differ from it."""
+        benchmark, facts, done = self.benchmark(dataset), self.facts.get(dataset, {}), self._largest[dataset].images
         size = facts.get("images", benchmark.images if benchmark else done)
         notes = [f"{done:,} of {size:,} images"] if done < size else []
         if paper and benchmark:
-            views = self.run.get("views", {}).get("views", VIEWS)
+            views = self.settings.get("views", {}).get("views", VIEWS)
             usual = FAMILIES[benchmark.family].augmix
             if size != benchmark.images:
-                notes.append(f"a set of {size:,} images, in the paper of {benchmark.images:,}")
+                notes.append(f"{size:,} images in the dataset, {benchmark.images:,} in the paper's")
             if views != VIEWS:
                 notes.append(f"{views} views, in the paper {VIEWS}")
             if facts.get("augmix", usual) != usual:
@@ -172,43 +174,52 @@ class Measured:
         return tuple(notes)
 
     def footnotes(self, spread: str | None = "mean ± standard deviation") -> tuple[str, ...]:
-        """On seeds (`spread` is what is shown of them), unfinished datasets, and images that could not be read."""
+        """On seeds (`spread` names what is shown of them), unfinished datasets, and images that could not be read."""
         unfinished = [
             self.title(dataset)
             for dataset in self.datasets
-            if any(self.gaps(method, dataset) for method in self.methods if (dataset, method) in self.answers)
+            if any(self.gaps(method, dataset) for method in self.methods if (dataset, method) in self.by_seed)
         ]
         notes = [f"{spread} over {seeds_text(self.seeds)}"] if spread and len(self.seeds) > 1 else []
         if unfinished:
             notes.append(f"not finished: {', '.join(unfinished)}; some numbers lack images or seeds")
-        return (*notes, *self.bad_notes())
+        return (*notes, *self._failed_notes())
 
-    def bad_notes(self) -> list[str]:
+    def missing_notes(self, datasets: Sequence[str], methods: Sequence[str]) -> list[str]:
+        """Which of these datasets, and which methods on the others, have no results yet."""
+        absent = [paper_title(name) for name in datasets if name not in self.datasets]
+        notes = [f"no results yet: {', '.join(absent)}"] if absent else []
+        lacking: dict[tuple[str, ...], list[str]] = {}
+        for method in methods:
+            titles = tuple(self.title(name) for name in self.datasets if (name, method) not in self.by_seed)
+            if titles:
+                lacking.setdefault(titles, []).append(method)
+        return notes + [f"no results yet of {', '.join(names)} on {', '.join(sets)}" for sets, names in lacking.items()]
+
+    def _failed_notes(self) -> list[str]:
         """How many images of each dataset could not be read, and which and why for the first few."""
         by_dataset: dict[str, list[FailedImage]] = {}
-        for bad in self._bad:
-            by_dataset.setdefault(bad.dataset, []).append(bad)
+        for image in self._failed:
+            by_dataset.setdefault(image.dataset, []).append(image)
         notes = []
-        for dataset in datasets_in_order(by_dataset):
-            found = by_dataset[dataset]
-            listed = ", ".join(f"{bad.image} ({bad.reason})" for bad in found[:_LISTED])
-            more = f" … and {len(found) - _LISTED:,} more, see `usetta export`" if len(found) > _LISTED else ""
-            images = "1 image" if len(found) == 1 else f"{len(found):,} images"
-            notes.append(f"{self.title(dataset)}: {images} could not be read: {listed}{more}")
+        for dataset in sorted_datasets(by_dataset):
+            failed = by_dataset[dataset]
+            listed = ", ".join(f"{image.image} ({image.reason})" for image in failed[:_LISTED])
+            more = f" … and {len(failed) - _LISTED:,} more, see `usetta export`" if len(failed) > _LISTED else ""
+            count = "1 image" if len(failed) == 1 else f"{len(failed):,} images"
+            notes.append(f"{self.title(dataset)}: {count} could not be read: {listed}{more}")
         return notes
 
-    def _most(self, dataset: str) -> MeasuredAnswers:
-        """The answers that cover the most images of a dataset."""
-        return max(
-            (found for (name, _), by_seed in self.answers.items() if name == dataset for found in by_seed.values()),
-            key=lambda found: found.images,
-        )
+    def _most_images(self, dataset: str) -> SeedMetrics:
+        """The metrics that cover the most images of a dataset."""
+        of_dataset = (by_seed.values() for (name, _), by_seed in self.by_seed.items() if name == dataset)
+        return max((measured for group in of_dataset for measured in group), key=lambda measured: measured.images)
 
     def _seeds_of(self, dataset: str) -> set[int]:
-        return {seed for (name, _), by_seed in self.answers.items() if name == dataset for seed in by_seed}
+        return {seed for (name, _), by_seed in self.by_seed.items() if name == dataset for seed in by_seed}
 
 
-def _answers(store: Store, dataset: str, seed: int, method: str, metrics: Sequence[str]) -> MeasuredAnswers:
+def _measure(store: Store, dataset: str, seed: int, method: str, metrics: Sequence[str]) -> SeedMetrics:
     needed = dict.fromkeys(("image", *(column for metric in metrics for column in METRICS[metric][1])))
     stored = store.columns(tuple(needed), {"dataset": dataset, "seed": seed, "method": method})
     values: dict[str, float | None] = {}
@@ -218,26 +229,26 @@ def _answers(store: Store, dataset: str, seed: int, method: str, metrics: Sequen
         values[name] = float(metric(*(stored[column] for column in columns))) if known else None
     images = stored["image"]
     digest = hashlib.blake2b("\n".join(images).encode(), digest_size=16)
-    return MeasuredAnswers(len(images), digest.hexdigest(), values)
+    return SeedMetrics(len(images), digest.hexdigest(), values)
 
 
-def papers_title(dataset: str) -> str:
-    """What the paper calls one of its datasets; others have their name."""
-    return _PAPERS[dataset].title if dataset in _PAPERS else dataset
+def paper_title(dataset: str) -> str:
+    """What the paper calls one of its datasets; others go by their name."""
+    return _BENCHMARKS[dataset].title if dataset in _BENCHMARKS else dataset
 
 
-def datasets_in_order(found: Iterable[str]) -> list[str]:
-    """Datasets as the paper lists them, then the others by name."""
-    places = {name: place for place, name in enumerate(_PAPERS)}
-    return sorted(found, key=lambda name: (places.get(name, len(places)), name))
+def sorted_datasets(datasets: Iterable[str]) -> list[str]:
+    """Datasets in the paper's order, then the others by name."""
+    places = {name: place for place, name in enumerate(_BENCHMARKS)}
+    return sorted(datasets, key=lambda name: (places.get(name, len(places)), name))
 
 
-def methods_in_order(found: Iterable[str]) -> list[str]:
-    """Methods as they are listed by name, then the rest of the grid: by method, readout and settings."""
-    return sorted(found, key=_place)
+def sorted_methods(methods: Iterable[str]) -> list[str]:
+    """Named methods in the order of their list, then the rest of the grid by method, readout and settings."""
+    return sorted(methods, key=_method_key)
 
 
-def _place(method: str) -> tuple[Any, ...]:
+def _method_key(method: str) -> tuple[Any, ...]:
     head, *settings = method.split(":")
     base, _, readout = head.partition("+")
     named, readouts = known_methods.names(), ["", *READOUTS]
@@ -245,13 +256,13 @@ def _place(method: str) -> tuple[Any, ...]:
         method not in named,
         named.index(base) if base in named else len(named),
         readouts.index(readout) if readout in readouts else len(readouts),
-        [_setting(each) for each in settings],
+        [_setting_key(setting) for setting in settings],
         method,
     )
 
 
-def _setting(text: str) -> tuple[str, float, str]:
-    """`steps=10` after `steps=2`."""
+def _setting_key(text: str) -> tuple[str, float, str]:
+    """By value, so that `steps=10` comes after `steps=2`."""
     name, _, value = text.partition("=")
     try:
         return name, float(value), ""
@@ -260,6 +271,6 @@ def _setting(text: str) -> tuple[str, float, str]:
 
 
 def seeds_text(seeds: Iterable[int]) -> str:
-    """Some seeds in words."""
-    found = sorted(seeds)
-    return f"seed{'s' if len(found) > 1 else ''} {', '.join(map(str, found))}"
+    """`seed 0`, or `seeds 0, 1`."""
+    numbers = sorted(seeds)
+    return f"seed{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"

@@ -1,18 +1,19 @@
-"""The paper's own numbers, to stand beside ours.
+"""The paper's own numbers, to compare ours with.
 
-Tables have the numbers of the compiled paper (`table-1` … `table-24`; `text` for what only the text says), rows the
-names of our methods, columns those of our datasets and the means `in&o`, `ood`, `fgvc` and `avg`. The data file is
-written by `tools/paper_tables.py` from the paper's source: its numbers are as printed, and a number comes with a note
-where the paper contradicts itself.
+Tables are numbered as in the compiled paper (`table-1` … `table-24`; `text` holds what only the text says). Rows have
+the names of our methods, columns those of our datasets and of the means `in&o`, `ood`, `fgvc` and `avg`. The data file
+is written by `tools/paper_tables.py` from the paper's source. Its numbers are as printed; where the paper contradicts
+itself a number carries a note. This module needs neither torch nor NumPy, so `usetta --help` may import it.
 """
 
-import difflib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from typing import Any
+
+from usetta.registry import suggest
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,9 @@ class PaperRow:
     std: Mapping[str, float] = field(default_factory=dict)
     """Standard deviations of the values, where the paper gives them."""
     suspicious: tuple[str, ...] = ()
-    """Columns whose values are not to be aimed at: probably copied from another row, or a mean of such values."""
+    """Columns whose values should not be a target: probably copied from another row, or a mean of such values."""
     notes: Mapping[str, str] = field(default_factory=dict)
-    """What does not fit in the paper, by column."""
+    """Where the paper contradicts itself, by column."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class PaperTable:
 
 
 @dataclass(frozen=True)
-class Number:
+class PaperNumber:
     """One number of the paper."""
 
     value: float
@@ -78,47 +79,42 @@ def _table(stored: dict[str, Any]) -> PaperTable:
 
 def table(name: str) -> PaperTable:
     """The table of that id, such as `table-3`."""
-    known = {each.id: each for each in tables()}
-    if name not in known:
-        raise ValueError(f"the paper has no numbers in {name!r}{_near(name, known)}")
-    return known[name]
+    by_id = {table.id: table for table in tables()}
+    if name not in by_id:
+        raise ValueError(f"the paper has no numbers in {name!r}; {suggest(name, by_id)}")
+    return by_id[name]
 
 
-def number(table_id: str, method: str, dataset: str, model: str) -> Number:
+def number(table_id: str, method: str, dataset: str, model: str) -> PaperNumber:
     """What that table has for a method on a dataset (or a mean, or another column)."""
-    place = table(table_id)
-    if place.model != model:
-        raise ValueError(f"{table_id} is about {place.model or 'no model'}, not {model}")
-    if dataset not in place.columns:
-        raise ValueError(f"{table_id} has no column {dataset!r}{_near(dataset, place.columns)}")
-    found = _number(place, method, dataset)
-    if found is None:
-        methods = [row.method for row in place.rows if row.method and dataset in row.values]
-        raise ValueError(f"{table_id} has no {dataset} of method {method!r}{_near(method, methods)}")
-    return found
+    source = table(table_id)
+    if source.model != model:
+        raise ValueError(f"{table_id} is about {source.model or 'no model'}, not {model}")
+    if dataset not in source.columns:
+        raise ValueError(f"{table_id} has no column {dataset!r}; {suggest(dataset, source.columns)}")
+    value = _number(source, method, dataset)
+    if value is None:
+        methods = [row.method for row in source.rows if row.method and dataset in row.values]
+        raise ValueError(f"{table_id} has no {dataset} of method {method!r}; {suggest(method, methods)}")
+    return value
 
 
 def find(
     method: str, dataset: str, model: str = "ViT-B-16", *, coop: bool = False, ensemble: bool = False
-) -> Number | None:
+) -> PaperNumber | None:
     """The accuracy that the paper reports, from its first table that does; None if it reports none."""
-    for place in tables():
-        if place.quantity == "accuracy" and (place.model, place.coop, place.ensemble) == (model, coop, ensemble):
-            found = _number(place, method, dataset)
-            if found is not None:
-                return found
+    for source in tables():
+        if source.quantity == "accuracy" and (source.model, source.coop, source.ensemble) == (model, coop, ensemble):
+            accuracy = _number(source, method, dataset)
+            if accuracy is not None:
+                return accuracy
     return None
 
 
-def _number(place: PaperTable, method: str, column: str) -> Number | None:
-    for row in place.rows:
+def _number(source: PaperTable, method: str, column: str) -> PaperNumber | None:
+    for row in source.rows:
         if row.method == method and column in row.values:
-            return Number(
-                row.values[column], row.std.get(column), place.id, column in row.suspicious, row.notes.get(column)
+            return PaperNumber(
+                row.values[column], row.std.get(column), source.id, column in row.suspicious, row.notes.get(column)
             )
     return None
-
-
-def _near(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean '{near[0]}'?" if near else f"; known are {', '.join(known)}"

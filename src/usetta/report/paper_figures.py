@@ -1,165 +1,126 @@
-"""The paper's figures from a run of one's own.
+"""The paper's figures with the numbers of a run.
 
-A figure shows what the run has. A figure of means shows those that can be had, and if none can, the datasets that are
-there.
+A figure shows what the run has. A figure of means shows the means that the run can fill, and if it can fill none, the
+datasets that it has.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-import numpy as np
+from matplotlib.figure import Figure
 
 from usetta.evaluate.store import ShownViews, Store
 from usetta.images import ImageError
-from usetta.report.items import BETAS, GAMMAS, STEPS, PaperItem, gamma, steps
-from usetta.report.measured import MEANS, Measured, papers_title
+from usetta.report import explain, figures
+from usetta.report.measured import MEANS, RunMetrics
+from usetta.report.reproduce import BETAS, GAMMAS, STEPS, PaperItem, gamma_method, steps_method
+from usetta.report.run_images import RunImages
 from usetta.report.tables import Cell
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from usetta.report.figures import FigureImage
-    from usetta.report.run_images import Album
-
-_WITHOUT_BARS = ("figure-4", "figure-5")
+_WITHOUT_ERROR_BARS = ("figure-4", "figure-5")
 
 Numbers = dict[str, dict[str, float | None]]
+Drawn = tuple[Figure | None, tuple[str, ...]]
+"""A figure, if there is anything to draw, and notes on it."""
 
 
 @dataclass(frozen=True)
-class Figures:
-    """A figure of the paper, as far as it can be had from a run."""
+class PaperFigures:
+    """A figure of the paper, as far as a run has the numbers for it."""
 
-    figures: "Mapping[str, Figure]"
-    """By name for a file; empty if the run has nothing for it."""
+    figures: Mapping[str, Figure]
+    """By the name of a file; empty if the run has nothing to show."""
     notes: tuple[str, ...]
     """What is missing."""
 
 
-def as_figures(item: PaperItem, store: Store) -> Figures:
+def as_figures(item: PaperItem, store: Store) -> PaperFigures:
     """A figure of the paper with the numbers of a run."""
-    if item.name not in _DRAWN:
+    if item.name not in _DRAW:
         raise ValueError(f"{item.name} is not a figure")
-    found = Measured(store, ("top1", "skip_ratio"), item.datasets, item.methods)
-    notes = _missing(item, found)
-    if not found.datasets:
-        return Figures({}, tuple(notes))
-    found.datasets.sort(key=item.datasets.index)  # as the paper shows them
-    figure, more = _DRAWN[item.name](found, store)
-    name = item.name if len(item.models) == 1 else f"{item.name}-{found.model}"
-    return Figures({name: figure} if figure is not None else {}, (*notes, *more))
+    run = RunMetrics(store, ("top1", "skip_ratio"), item.datasets, item.methods)
+    spread = None if item.name in _WITHOUT_ERROR_BARS else "error bars: standard deviation"
+    notes = (*run.missing_notes(item.datasets, item.methods), *run.footnotes(spread))
+    if not run.datasets:
+        return PaperFigures({}, notes)
+    run.datasets.sort(key=item.datasets.index)  # as the paper shows them
+    figure, more = _DRAW[item.name](run, store)
+    name = item.name if len(item.models) == 1 else f"{item.name}-{run.model}"
+    return PaperFigures({name: figure} if figure is not None else {}, (*notes, *more))
 
 
-def _missing(item: PaperItem, found: Measured) -> list[str]:
-    absent = [papers_title(name) for name in item.datasets if name not in found.datasets]
-    notes = [f"no results yet: {', '.join(absent)}"] if absent else []
-    for method in item.methods:
-        sets = [found.title(name) for name in found.datasets if (name, method) not in found.answers]
-        notes += [f"no results yet of {method} on {', '.join(sets)}"] if sets else []
-    return [*notes, *found.footnotes(None if item.name in _WITHOUT_BARS else "error bars: standard deviation")]
-
-
-Drawn = tuple["Figure | None", tuple[str, ...]]
-"""A figure, if there is anything to draw, and what to tell about it."""
-
-
-def _gains(found: Measured, _store: Store) -> Drawn:
-    from usetta.report import figures
-
-    if "clip" not in found.methods or len(found.methods) < 2:
+def _gains(run: RunMetrics, _store: Store) -> Drawn:
+    if "clip" not in run.methods or len(run.methods) < 2:
         return None, ()
-    value, std = _by_dataset(found, {method: method for method in found.methods})
+    value, std = _by_dataset(run, {method: method for method in run.methods})
     return figures.gains(value, std=std), ()
 
 
-def _beta(found: Measured, _store: Store) -> Drawn:
-    from usetta.report import figures
-
-    value, std = _by_mean(found, BETAS, ("in&o", "fgvc", "avg"))
+def _betas(run: RunMetrics, _store: Store) -> Drawn:
+    value, std = _by_mean(run, BETAS, ("in&o", "fgvc", "avg"))
     return figures.beta_strategies(value, std=std), ()
 
 
-def _gamma(found: Measured, _store: Store) -> Drawn:
-    from usetta.report import figures
-
-    value, std = _by_mean(found, {str(each): gamma(each) for each in GAMMAS}, ("in&o", "fgvc"))
+def _gammas(run: RunMetrics, _store: Store) -> Drawn:
+    value, std = _by_mean(run, {str(gamma): gamma_method(gamma) for gamma in GAMMAS}, ("in&o", "fgvc"))
     numbers, errors = ({float(name): row for name, row in table.items()} for table in (value, std))
     return figures.gamma_sweep(numbers, std=errors), ()
 
 
-def _skips(found: Measured, _store: Store) -> Drawn:
-    from usetta.report import figures
-
+def _skips(run: RunMetrics, _store: Store) -> Drawn:
     ratio, before, after = (
-        {found.title(name): found.cell(method, name, metric).value for name in found.datasets}
+        {run.title(name): run.cell(method, name, metric).value for name in run.datasets}
         for method, metric in (("use", "skip_ratio"), ("use:skip=false", "top1"), ("use", "top1"))
     )
     return figures.skips(ratio, before, after, named=("without skipping", "with skipping")), ()
 
 
-def _steps(found: Measured, _store: Store) -> Drawn:
-    from usetta.report import figures
-
-    cells = {
-        found.title(name): {
-            method: {count: found.cell(steps(method, count), name, "top1") for count in STEPS}
-            for method in ("tpt", "use")
-        }
-        for name in found.datasets
-    }
-    value, std = (
-        {
-            title: {method: {count: getattr(cell, of) for count, cell in row.items()} for method, row in rows.items()}
-            for title, rows in cells.items()
-        }
-        for of in ("value", "std")
-    )
+def _steps(run: RunMetrics, _store: Store) -> Drawn:
+    value: dict[str, dict[str, dict[int, float | None]]] = {}
+    std: dict[str, dict[str, dict[int, float | None]]] = {}
+    for name in run.datasets:
+        for method in ("tpt", "use"):
+            cells = {count: run.cell(steps_method(method, count), name, "top1") for count in STEPS}
+            value.setdefault(run.title(name), {})[method] = {count: cell.value for count, cell in cells.items()}
+            std.setdefault(run.title(name), {})[method] = {count: cell.std for count, cell in cells.items()}
     return figures.steps(value, std=std), ()
 
 
-def _views(found: Measured, store: Store) -> Drawn:
-    from usetta.report import figures
-    from usetta.report.run_images import Album
-
-    album, shown, notes = Album(store), [], []
-    for dataset in found.datasets:
+def _views(run: RunMetrics, store: Store) -> Drawn:
+    images, rows, notes = RunImages(store), [], []
+    for dataset in run.datasets:
         try:
-            shown.append(_image(found, store, album, dataset))
+            seed, label, seen = _instructive(store, dataset, _images_of(run, store, dataset))
+            rows.append(images.grid_row(dataset, seen.image, label, seed))
         except ImageError as error:
-            notes.append(f"{found.title(dataset)}: {error}")
-    return figures.view_grid(shown) if shown else None, tuple(notes)
+            notes.append(f"{run.title(dataset)}: {error}")
+    return explain.view_grid(rows) if rows else None, tuple(notes)
 
 
-_DRAWN: dict[str, Callable[[Measured, Store], Drawn]] = {
+_DRAW: dict[str, Callable[[RunMetrics, Store], Drawn]] = {
     "figure-2": _gains,
-    "figure-3": _beta,
+    "figure-3": _betas,
     "figure-4": _skips,
     "figure-5": _views,
     "figure-6": _steps,
-    "figure-7": _gamma,
+    "figure-7": _gammas,
 }
 
 
-def _by_mean(found: Measured, names: Mapping[str, str], means: Sequence[str]) -> tuple[Numbers, Numbers]:
-    """Accuracies and deviations of methods under other names, by mean, or by dataset if no mean can be had."""
-    cells = {
-        name: {MEANS[mean]: found.mean(method, mean, "top1") for mean in means}
-        for name, method in names.items()
-        if method in found.methods
-    }
-    had = [
-        mean for mean in (MEANS[each] for each in means) if any(row[mean].value is not None for row in cells.values())
-    ]
-    if not had:
-        return _by_dataset(found, {name: method for name, method in names.items() if method in found.methods})
-    return _split({name: {mean: row[mean] for mean in had} for name, row in cells.items()})
+def _by_mean(run: RunMetrics, names: Mapping[str, str], means: Sequence[str]) -> tuple[Numbers, Numbers]:
+    """Accuracies and deviations of methods under other names: by mean, or by dataset if the run can fill no mean."""
+    present = {name: method for name, method in names.items() if method in run.methods}
+    cells = {name: {mean: run.mean(method, mean, "top1") for mean in means} for name, method in present.items()}
+    filled = [mean for mean in means if any(row[mean].value is not None for row in cells.values())]
+    if not filled:
+        return _by_dataset(run, present)
+    return _split({name: {MEANS[mean]: row[mean] for mean in filled} for name, row in cells.items()})
 
 
-def _by_dataset(found: Measured, names: Mapping[str, str]) -> tuple[Numbers, Numbers]:
+def _by_dataset(run: RunMetrics, names: Mapping[str, str]) -> tuple[Numbers, Numbers]:
     return _split(
         {
-            name: {found.title(dataset): found.cell(method, dataset, "top1") for dataset in found.datasets}
+            name: {run.title(dataset): run.cell(method, dataset, "top1") for dataset in run.datasets}
             for name, method in names.items()
         }
     )
@@ -171,34 +132,22 @@ def _split(cells: Mapping[str, Mapping[str, Cell]]) -> tuple[Numbers, Numbers]:
     return value, {name: {column: cell.std for column, cell in row.items()} for name, row in cells.items()}
 
 
-def _image(found: Measured, store: Store, album: "Album", dataset: str) -> "FigureImage":
-    """An image of a dataset that shows what the paper wants to show, or the first one."""
-    from usetta.report import figures
-
-    seed, label, seen = _telling(store, dataset, _places(found, store, dataset))
-    views = album.show(dataset, seen.image, seed).views
-    return figures.FigureImage(
-        album.class_name(dataset, label),
-        [
-            figures.FigureView(np.asarray(image), album.class_name(dataset, view.label), view.entropy)
-            for view, image in views
-        ],
-    )
-
-
-def _places(found: Measured, store: Store, dataset: str) -> Iterable[tuple[int, str, int]]:
+def _images_of(run: RunMetrics, store: Store, dataset: str) -> Iterable[tuple[int, str, int]]:
     """Seed, image and label of every image of a dataset."""
-    method = next(method for method in found.methods if (dataset, method) in found.answers)
-    seed = min(found.answers[dataset, method])
+    method = next(method for method in run.methods if (dataset, method) in run.by_seed)
+    seed = min(run.by_seed[dataset, method])
     columns = store.columns(("image", "label"), {"dataset": dataset, "seed": seed, "method": method})
     return ((seed, image, label) for image, label in zip(columns["image"], columns["label"], strict=True))
 
 
-def _telling(store: Store, dataset: str, places: Iterable[tuple[int, str, int]]) -> tuple[int, int, ShownViews]:
-    """The first image whose weak view is right, though less confident than a strong view that is wrong."""
+def _instructive(store: Store, dataset: str, images: Iterable[tuple[int, str, int]]) -> tuple[int, int, ShownViews]:
+    """The first image whose weak view is right, though less confident than a strong view that is wrong.
+
+    That is the point of the paper's figure. If a dataset has none, its first image.
+    """
     first = None
-    for seed, image, label in places:
-        seen = store.seen(dataset, image, seed)
+    for seed, image, label in images:
+        seen = store.shown_views(dataset, image, seed)
         if seen is None or len(seen.views) < 2:
             continue
         first = first or (seed, label, seen)
@@ -206,5 +155,5 @@ def _telling(store: Store, dataset: str, places: Iterable[tuple[int, str, int]])
         if weak.label == label and any(view.label != label and view.entropy < weak.entropy for view in strong):
             return seed, label, seen
     if first is None:
-        raise ImageError(dataset, "no strong views of its images were written down")
+        raise ImageError(dataset, "no strong views of its images were recorded")
     return first

@@ -1,7 +1,10 @@
-"""Tables of a run: one metric of all methods on all datasets, all metrics on one, and what differences are worth."""
+"""Tables of a run: one metric of all methods on all datasets, all metrics on one, and how methods differ.
 
-import difflib
-from collections.abc import Iterable, Iterator
+The paper's accuracies stand below ours where it has the same kind of run: the same prompt, and its ViT-B/16 unless the
+run's model is another of its models. Differences are paired: they compare only images that both methods answered.
+"""
+
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +12,10 @@ from usetta import methods as known
 from usetta.evaluate.metrics import GROUPS, METRICS, accuracy_difference, mcnemar
 from usetta.evaluate.store import Store, StoreError
 from usetta.prompts import DEFAULT_TEMPLATE, TEMPLATES
-from usetta.report.measured import LOOKS, Measured, datasets_in_order, methods_in_order, papers_title
-from usetta.report.tables import Cell, Column, Table, TableRow, beside_paper
+from usetta.registry import suggest
+from usetta.report import paper as published
+from usetta.report.measured import METRIC_FORMATS, RunMetrics, paper_title, sorted_datasets, sorted_methods
+from usetta.report.tables import Cell, Column, Table, TableRow
 
 _PAPER_MODELS = ("ViT-B-16", "RN50")
 """Models of the paper, the main one first."""
@@ -18,27 +23,27 @@ _EXCLUDES_ZERO = "the interval does not contain 0"
 
 
 def accuracy_table(store: Store, *, metric: str = "top1", paper: bool = True) -> Table:
-    """A metric by method and dataset, with the paper's means where all of their datasets are there.
+    """A metric by method and dataset, with the paper's means where the run has all of their datasets.
 
-    With `paper`, its accuracies stand beside ours, and notes tell where our data, views or model are not its own.
+    With `paper`, its accuracies stand below ours, and notes say where our data, views or model differ from its own.
     """
     if metric not in METRICS:
-        raise ValueError(f"unknown metric {metric!r}{_near(metric, METRICS)}")
+        raise ValueError(f"unknown metric {metric!r}; {suggest(metric, METRICS)}")
     paper = paper and metric == "top1"
-    found = Measured(store, (metric,))
+    run = RunMetrics(store, (metric,))
     rows = []
-    for method in found.methods:
-        cells = {dataset: found.cell(method, dataset, metric) for dataset in found.datasets}
-        cells |= {group: found.mean(method, group, metric) for group in GROUPS}
+    for method in run.methods:
+        cells = {dataset: run.cell(method, dataset, metric) for dataset in run.datasets}
+        cells |= {group: run.mean(method, group, metric) for group in GROUPS}
         rows.append(TableRow(method, cells))
     means = [group for group in GROUPS if any(row.cells[group].value is not None for row in rows)]
     columns = [
-        *(found.column(dataset, metric, paper=paper) for dataset in found.datasets),
-        *(found.mean_column(group, metric, paper=paper) for group in means),
+        *(run.column(dataset, metric, paper=paper) for dataset in run.datasets),
+        *(run.mean_column(group, metric, paper=paper) for group in means),
     ]
-    title = f"{LOOKS[metric].title} ({found.model})"
-    table = Table(title, tuple(columns), tuple(rows), notes=found.footnotes())
-    return _with_paper(table, found) if paper else table
+    title = f"{METRIC_FORMATS[metric].title} ({run.model})"
+    table = Table(title, tuple(columns), tuple(rows), notes=run.footnotes())
+    return _with_paper(table, run) if paper else table
 
 
 def metrics_table(store: Store, dataset: str) -> Table:
@@ -47,29 +52,29 @@ def metrics_table(store: Store, dataset: str) -> Table:
     if not present:
         raise StoreError(f"the run in {store.folder} has no results yet")
     if dataset not in present:
-        raise ValueError(f"the run in {store.folder} has no dataset {dataset!r}{_near(dataset, present)}")
-    found = Measured(store, tuple(METRICS), (dataset,))
-    columns = tuple(Column(name, look.heading, look.digits, look.best) for name, look in LOOKS.items())
+        raise ValueError(f"the run in {store.folder} has no dataset {dataset!r}; {suggest(dataset, sorted(present))}")
+    run = RunMetrics(store, tuple(METRICS), (dataset,))
+    columns = tuple(Column(name, shown.heading, shown.digits, shown.best) for name, shown in METRIC_FORMATS.items())
     rows = []
-    for method in found.methods:
-        cells = {name: found.cell(method, dataset, name) for name in METRICS}
-        # What a number lacks, its neighbours lack as well: the note belongs to the row.
+    for method in run.methods:
+        cells = {name: run.cell(method, dataset, name) for name in METRICS}
+        # All numbers of a row come from the same images, so what they lack is a note on the row.
         cells = {name: replace(cell, notes=()) for name, cell in cells.items()}
-        rows.append(TableRow(method, cells, notes=found.gaps(method, dataset)))
-    size = found.data_notes(dataset, paper=False)
-    title = f"{found.title(dataset)}: all metrics ({', '.join((found.model, *size))})"
-    return Table(title, columns, tuple(rows), notes=(*found.footnotes(), *peak_memory(store)))
+        rows.append(TableRow(method, cells, notes=run.gaps(method, dataset)))
+    size = run.data_notes(dataset, paper=False)
+    title = f"{run.title(dataset)}: all metrics ({', '.join((run.model, *size))})"
+    return Table(title, columns, tuple(rows), notes=(*run.footnotes(), *peak_memory_note(store)))
 
 
-def peak_memory(store: Store) -> tuple[str, ...]:
+def peak_memory_note(store: Store) -> tuple[str, ...]:
     """A footnote on the memory of the processes that worked on the run."""
-    peaks = [each.get("peak_memory") for each in store.facts("invocation").values()]
-    most = max((peak for peak in peaks if peak), default=None)
-    return (f"peak memory of the process: {most / 1e9:.2f} GB",) if most else ()
+    peaks = [invocation.get("peak_memory") for invocation in store.facts("invocation").values()]
+    highest = max((peak for peak in peaks if peak), default=None)
+    return (f"peak memory of the process: {highest / 1e9:.2f} GB",) if highest else ()
 
 
-def differences_table(store: Store, against: str = "clip") -> Table:
-    """How many points each method is better than `against` on the images that both have answered.
+def differences_table(store: Store, baseline: str = "clip") -> Table:
+    """How many points each method is better than `baseline` on the images that both have answered.
 
     A section for each dataset: the difference, its 95 % confidence interval by paired bootstrap over images, and
     McNemar's p where there is one seed. Over several seeds, an image counts with the share of its right answers.
@@ -78,15 +83,15 @@ def differences_table(store: Store, against: str = "clip") -> Table:
     for dataset, seed, method, _ in store.groups():
         seeds.setdefault((dataset, method), set()).add(seed)
     present = {method for _, method in seeds}
-    against = _one_of(present, against, store)
-    facts, rows, alone = store.facts("dataset"), [], []
-    for dataset in datasets_in_order({dataset for dataset, _ in seeds}):
-        title = str(facts.get(dataset, {}).get("title", papers_title(dataset)))
-        if (dataset, against) not in seeds:
-            alone.append(title)
+    baseline = _present_method(present, baseline, store)
+    facts, rows, without_baseline = store.facts("dataset"), [], []
+    for dataset in sorted_datasets({dataset for dataset, _ in seeds}):
+        title = str(facts.get(dataset, {}).get("title", paper_title(dataset)))
+        if (dataset, baseline) not in seeds:
+            without_baseline.append(title)
             continue
-        theirs = {seed: _right(store, dataset, seed, against) for seed in seeds[dataset, against]}
-        for method in methods_in_order(present - {against}):
+        theirs = {seed: _right(store, dataset, seed, baseline) for seed in seeds[dataset, baseline]}
+        for method in sorted_methods(present - {baseline}):
             common = sorted(seeds.get((dataset, method), set()) & set(theirs))
             if common:
                 ours = {seed: _right(store, dataset, seed, method) for seed in common}
@@ -101,25 +106,25 @@ def differences_table(store: Store, against: str = "clip") -> Table:
     if all(row.cells["p"].value is None for row in rows):
         columns = tuple(column for column in columns if column.name != "p")
     notes = ["from, to: 95 % confidence interval, by paired bootstrap over the images that both methods answered"]
-    notes += [f"not compared, without {against}: {', '.join(alone)}"] if alone else []
+    notes += [f"not compared, without {baseline}: {', '.join(without_baseline)}"] if without_baseline else []
     model = store.facts("run").get("model", {}).get("name", "an unknown model")
-    return Table(f"Accuracy against {against}, points ({model})", columns, tuple(rows), notes=(*notes,))
+    return Table(f"Accuracy gain over {baseline}, points ({model})", columns, tuple(rows), notes=(*notes,))
 
 
-def _one_of(present: set[str], against: str, store: Store) -> str:
-    """The method that others are compared with, however it is written."""
+def _present_method(present: set[str], method: str, store: Store) -> str:
+    """The name under which the run has results of a method that may be spelled in another way."""
     if not present:
         raise StoreError(f"the run in {store.folder} has no results yet")
-    name = against if against in present else known.get(against).name
+    name = method if method in present else known.get(method).name
     if name not in present:
-        raise ValueError(f"the run in {store.folder} has no method '{name}'{_near(name, present)}")
+        raise ValueError(f"the run in {store.folder} has no method '{name}'; {suggest(name, sorted(present))}")
     if present == {name}:
         raise ValueError(f"the run in {store.folder} has no other method than '{name}' to compare")
     return name
 
 
 def _difference(ours: dict[int, dict[str, bool]], theirs: dict[int, dict[str, bool]]) -> dict[str, Cell]:
-    """The cells of a method, from whether its answers and the others' were right, by seed and image."""
+    """The cells of a method, from whether its answers and the baseline's were right, by seed and image."""
     counts: dict[str, list[int]] = {}
     for seed, right in ours.items():
         for image, is_right in right.items():
@@ -127,44 +132,66 @@ def _difference(ours: dict[int, dict[str, bool]], theirs: dict[int, dict[str, bo
                 count = counts.setdefault(image, [0, 0, 0])
                 for place, more in enumerate((is_right, theirs[seed][image], 1)):
                     count[place] += more
-    shares = [(mine / n, others / n) for mine, others, n in counts.values()]
-    mine, others = (list(each) for each in zip(*shares, strict=True)) if shares else ([], [])
+    mine = [right / n for right, _, n in counts.values()]
+    others = [right / n for _, right, n in counts.values()]
     interval = accuracy_difference(mine, others)
     notes = (_EXCLUDES_ZERO,) if interval.low > 0 or interval.high < 0 else ()
     return {
         "difference": Cell(interval.estimate, notes=notes),
         "low": Cell(interval.low),
         "high": Cell(interval.high),
-        "p": Cell(mcnemar(mine, others) if len(ours) == 1 and shares else None),
-        "images": Cell(len(shares)),
+        "p": Cell(mcnemar(mine, others) if len(ours) == 1 and counts else None),
+        "images": Cell(len(counts)),
     }
 
 
 def _right(store: Store, dataset: str, seed: int, method: str) -> dict[str, bool]:
-    found = store.columns(("image", "label", "prediction"), {"dataset": dataset, "seed": seed, "method": method})
-    answers: Iterator[tuple[Any, ...]] = zip(*found.values(), strict=True)
+    """Whether the answer was right, by image."""
+    columns = store.columns(("image", "label", "prediction"), {"dataset": dataset, "seed": seed, "method": method})
+    answers: Iterator[tuple[Any, ...]] = zip(*columns.values(), strict=True)
     return {image: label == prediction for image, label, prediction in answers}
 
 
-def _with_paper(table: Table, found: Measured) -> Table:
-    prompt = found.run.get("prompt", {})
+def _with_paper(table: Table, run: RunMetrics) -> Table:
+    prompt = run.settings.get("prompt", {})
     templates = tuple(prompt.get("templates", (DEFAULT_TEMPLATE,)))
     ensemble, coop = templates == TEMPLATES["ensemble"], bool(prompt.get("context"))
-    model = found.model if found.model in _PAPER_MODELS else _PAPER_MODELS[0]
-    table = beside_paper(table, model, coop=coop, ensemble=ensemble, our_model=found.model)
-    own = [dataset for dataset in found.datasets if not found.benchmark(dataset)]
-    rows = [
-        replace(
-            row, cells={**row.cells, **{name: replace(row.cells[name], paper=None, paper_notes=()) for name in own}}
-        )
-        for row in table.rows
-    ]
+    model = run.model if run.model in _PAPER_MODELS else _PAPER_MODELS[0]
+    table = beside_paper(table, model, coop=coop, ensemble=ensemble, our_model=run.model)
+    # A folder of one's own that is called `pets` is not the paper's Pets.
+    own = [dataset for dataset in run.datasets if not run.benchmark(dataset)]
+    rows = []
+    for row in table.rows:
+        without = {name: replace(row.cells[name], paper=None, paper_notes=()) for name in own}
+        rows.append(replace(row, cells={**row.cells, **without}))
     notes = table.notes
     if templates != (DEFAULT_TEMPLATE,) and not ensemble and not coop:
         notes += (f"prompt: {', '.join(templates)}; in the paper: {DEFAULT_TEMPLATE}",)
     return replace(table, rows=tuple(rows), notes=notes)
 
 
-def _near(name: str, there: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(there), n=1)
-    return f"; did you mean '{near[0]}'?" if near else f"; there are {', '.join(sorted(there))}"
+def beside_paper(
+    table: Table, model: str, *, coop: bool = False, ensemble: bool = False, our_model: str | None = None
+) -> Table:
+    """The table with the paper's numbers of `model` where it has any; rows are methods, columns datasets or means.
+
+    `our_model`: the model of our numbers; if it is another, a note says so. Doubts about the paper's numbers become
+    notes too, unless they concern the last digit only.
+    """
+    row_notes = other_model_note(model, our_model) if our_model is not None else ()
+    rows = []
+    for row in table.rows:
+        cells = dict(row.cells)
+        for column in table.columns:
+            number = published.find(row.name, column.name, model, coop=coop, ensemble=ensemble)
+            if number is not None:
+                cell = cells.get(column.name, Cell())
+                doubts = (number.note,) if number.suspicious and number.note else ()
+                cells[column.name] = replace(cell, paper=number.value, paper_notes=cell.paper_notes + doubts)
+        rows.append(replace(row, cells=cells, paper_notes=row.paper_notes + row_notes))
+    return replace(table, rows=tuple(rows))
+
+
+def other_model_note(papers: str | None, ours: str) -> tuple[str, ...]:
+    """A note where the paper's numbers are those of another model."""
+    return (f"the paper's model is {papers}, ours {ours}",) if papers != ours else ()

@@ -1,8 +1,8 @@
 """The report of a run: one HTML file with tables, figures and the images whose answers changed the most.
 
-The file needs nothing else: no script, and images as `data:` addresses, small ones, so that it can be sent by mail.
-What methods changed in the answers of one of them (`against`) is shown in full for the last method of the run; for
-the others it is folded away, and with a third as many images, to keep the file small.
+The file needs nothing else: no script, and small images as `data:` URLs, so that it can be sent by mail. What methods
+changed in the answers of the baseline is shown in full for the last method of the run; for the others it is folded
+away, with a third as many images, to keep the file small.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,37 +13,35 @@ from typing import Any
 
 from usetta import methods as known
 from usetta.evaluate.store import Store
+from usetta.files import write_atomically
 from usetta.images import ImageError
-from usetta.models.package_files import write_atomically
-from usetta.report import illustrations
-from usetta.report.changes import AnswerChange, Changes, find_changes
-from usetta.report.html import fragment, in_plain_words, render, thumbnail
-from usetta.report.illustrations import titles
-from usetta.report.measured import Measured, seeds_text
+from usetta.report import html
+from usetta.report.html import table_html, titles
+from usetta.report.measured import RunMetrics, seeds_text
 from usetta.report.results import accuracy_table, differences_table, metrics_table
-from usetta.report.run_images import Album
+from usetta.report.run_images import AnswerChange, AnswerChanges, RunImages, find_changes
 
-_IMAGE, _VIEW = 160, 112
-"""Sides of images and views in pixels."""
+_IMAGE_SIDE, _VIEW_SIDE = 160, 112
+"""In pixels."""
 _LONG = 24
-"""Rows of a table that is folded away because the figure above it says the same."""
-_BAD_SHOWN = 100
-"""Images that could not be read and are listed one by one."""
+"""A table with more rows is folded away, because the figure above it shows the same."""
+_FAILED_LISTED = 100
+"""Failed images of a dataset that are listed by name."""
 
 
 @dataclass(frozen=True)
-class CardView:
+class ViewCard:
     """A view on the card of an image."""
 
     number: int
     label: str
     right: bool
     entropy: float
-    address: str
+    url: str
 
 
 @dataclass(frozen=True)
-class Card:
+class ImageCard:
     """An image whose answer changed."""
 
     change: AnswerChange
@@ -52,150 +50,151 @@ class Card:
     truth: str
     before: str
     after: str
-    address: str | None
-    views: tuple[CardView, ...]
+    url: str | None
+    views: tuple[ViewCard, ...]
     missing: str
     """Why the image cannot be shown."""
 
 
 @dataclass(frozen=True)
-class RunComparison:
-    """What a method changed, with its cards."""
+class MethodComparison:
+    """What a method changed, with cards of the images."""
 
-    changes: Changes
-    to_right: tuple[Card, ...]
-    to_wrong: tuple[Card, ...]
+    changes: AnswerChanges
+    to_right: tuple[ImageCard, ...]
+    to_wrong: tuple[ImageCard, ...]
 
 
 def write_report(
     store: Store,
     path: Path,
     *,
-    against: str = "clip",
+    baseline: str = "clip",
     shown: int = 12,
-    say: Callable[[str], object] = lambda text: None,
+    log: Callable[[str], object] = lambda text: None,
 ) -> Path:
     """Write the report of the run in `store` to `path`.
 
-    `against`: the method that the others are compared with; a run that has no `clip` is reported without comparisons.
-    `shown`: at most so many images that became right, and as many that became wrong. What cannot be shown is told by
-    `say`.
+    `baseline`: the method that the others are compared with; a run that has no `clip` is reported without comparisons.
+    `shown`: at most so many images that became right, and as many that became wrong. `log` receives what cannot be
+    shown.
     """
-    found = Measured(store, illustrations.METRICS)
-    baseline = _baseline(found, against)
-    others = [method for method in found.methods if method != baseline]
-    cards = _Cards(Album(store), titles(found))
+    run = RunMetrics(store, html.ILLUSTRATED_METRICS)
+    reference = _present_baseline(run, baseline)
+    others = [method for method in run.methods if method != reference]
+    cards = _CardMaker(RunImages(store), titles(run))
     comparisons = []
     accuracy, differences = accuracy_table(store), None
-    if baseline and others:
-        last = _last(store, others)
-        comparisons = [_compare(store, baseline, last, shown, cards)]
-        comparisons += [_compare(store, baseline, each, -(-shown // 3), cards) for each in others if each != last]
-        differences = differences_table(store, baseline)
-    page = render(
+    if reference and others:
+        last = _last_requested(store, others)
+        comparisons = [_compare(store, reference, last, shown, cards)]
+        comparisons += [_compare(store, reference, name, -(-shown // 3), cards) for name in others if name != last]
+        differences = differences_table(store, reference)
+    page = html.render(
         "run.html.j2",
         folder=store.folder.resolve().name,
-        against=baseline,
-        about=_about(store, found),
-        methods={method: in_plain_words(method) for method in found.methods},
-        scores=illustrations.mean_over_datasets(found, "top1"),
-        accuracy=fragment(accuracy),
+        baseline=reference,
+        about=_about(store, run),
+        methods={method: html.in_plain_words(method) for method in run.methods},
+        scores=html.mean_over_datasets(run, "top1"),
+        accuracy=table_html(accuracy),
         has_paper=any(cell.paper is not None for row in accuracy.rows for cell in row.cells.values()),
-        differences=fragment(differences) if differences else None,
+        differences=table_html(differences) if differences else None,
         long_differences=differences is not None and len(differences.rows) > _LONG,
-        metrics={title: fragment(metrics_table(store, dataset)) for dataset, title in titles(found).items()},
+        metrics={title: table_html(metrics_table(store, dataset)) for dataset, title in titles(run).items()},
         figures={
-            "gains": illustrations.gains(found, baseline) if baseline else None,
-            "reliability": illustrations.reliability(store, found),
-            "skips": illustrations.skips(store, found),
-            "cost": illustrations.cost(found),
-            "views": illustrations.typical_views(store, found, cards.album),
+            "gains": html.gains(run, reference) if reference else None,
+            "reliability": html.reliability(store, run),
+            "skips": html.skips(store, run),
+            "cost": html.cost(run),
+            "views": html.typical_views(store, run, cards.images),
         },
         comparisons=comparisons,
-        several_seeds=len(found.seeds) > 1,
-        bad=_bad(store, found),
+        several_seeds=len(run.seeds) > 1,
+        failed=_failed(store, run),
         facts=_facts(store),
         datasets=_datasets(store),
     )
-    write_atomically(path, page.encode("utf-8", "replace"))  # names of files may hold what is no character
+    write_atomically(path, page.encode("utf-8", "replace"))  # file names may contain lone surrogates
     if cards.missing:
-        say(f"{len(cards.missing)} images cannot be shown, such as {cards.missing[0]}")
+        log(f"{len(cards.missing)} images cannot be shown, such as {cards.missing[0]}")
     return path
 
 
-def _baseline(found: Measured, against: str) -> str | None:
-    name = against if against in found.methods else known.get(against).name
-    if name in found.methods:
+def _present_baseline(run: RunMetrics, baseline: str) -> str | None:
+    name = baseline if baseline in run.methods else known.get(baseline).name
+    if name in run.methods:
         return name
-    if name == "clip":
+    if name == "clip":  # the default, which nobody asked for
         return None
-    raise ValueError(f"the run has no answers of {name} to compare with, only of {', '.join(found.methods)}")
+    raise ValueError(f"the run has no answers of {name} to compare with, only of {', '.join(run.methods)}")
 
 
-def _last(store: Store, methods: list[str]) -> str:
-    """The method that the run was asked for last."""
-    asked = [recipe.get("name") for recipe in store.facts("recipe").values()]
-    return next((name for name in reversed(asked) if name in methods), methods[-1])
+def _last_requested(store: Store, methods: list[str]) -> str:
+    """The method that the run was asked for last: most likely the one that its owner cares about."""
+    requested = [recipe.get("name") for recipe in store.facts("recipe").values()]
+    return next((name for name in reversed(requested) if name in methods), methods[-1])
 
 
-def _compare(store: Store, against: str, method: str, shown: int, cards: "_Cards") -> RunComparison:
-    changes = find_changes(store, against, method, shown)
-    to_right, to_wrong = (tuple(map(cards.make, way.most)) for way in (changes.to_right, changes.to_wrong))
-    return RunComparison(changes, to_right, to_wrong)
+def _compare(store: Store, baseline: str, method: str, shown: int, cards: "_CardMaker") -> MethodComparison:
+    changes = find_changes(store, baseline, method, shown)
+    to_right, to_wrong = (tuple(map(cards.make, group.largest)) for group in (changes.to_right, changes.to_wrong))
+    return MethodComparison(changes, to_right, to_wrong)
 
 
-class _Cards:
-    """Makes cards; an image that several methods changed is read once."""
+class _CardMaker:
+    """Makes cards; an image that several methods changed is opened once."""
 
-    def __init__(self, album: Album, titles: Mapping[str, str]) -> None:
-        self.album = album
+    def __init__(self, images: RunImages, titles: Mapping[str, str]) -> None:
+        self.images = images
         self.missing: list[ImageError] = []
         self._titles = titles
-        self._images: dict[tuple[str, str, int], tuple[str | None, tuple[CardView, ...], str]] = {}
+        self._shown: dict[tuple[str, str, int], tuple[str | None, tuple[ViewCard, ...], str]] = {}
 
-    def make(self, change: AnswerChange) -> Card:
+    def make(self, change: AnswerChange) -> ImageCard:
         key = change.dataset, change.image, change.seed
-        if key not in self._images:
-            self._images[key] = self._image(change)
+        if key not in self._shown:
+            self._shown[key] = self._show(change)
         truth, before, after = (
-            self.album.class_name(change.dataset, label)
+            self.images.class_name(change.dataset, label)
             for label in (change.label, change.before.prediction, change.after.prediction)
         )
-        return Card(change, self._titles[change.dataset], truth, before, after, *self._images[key])
+        return ImageCard(change, self._titles[change.dataset], truth, before, after, *self._shown[key])
 
-    def _image(self, change: AnswerChange) -> tuple[str | None, tuple[CardView, ...], str]:
+    def _show(self, change: AnswerChange) -> tuple[str | None, tuple[ViewCard, ...], str]:
+        """URL of the image, its views, and why there is none."""
         try:
-            shown = self.album.show(change.dataset, change.image, change.seed)
+            opened = self.images.open(change.dataset, change.image, change.seed)
         except ImageError as error:
             self.missing.append(error)
             return None, (), error.reason
         views = (
-            CardView(
+            ViewCard(
                 view.number,
-                self.album.class_name(change.dataset, view.label),
+                self.images.class_name(change.dataset, view.label),
                 view.label == change.label,
                 view.entropy,
-                thumbnail(image, _VIEW),
+                html.thumbnail(image, _VIEW_SIDE),
             )
-            for view, image in shown.views
+            for view, image in opened.views
         )
-        return thumbnail(shown.image, _IMAGE), tuple(views), ""
+        return html.thumbnail(opened.image, _IMAGE_SIDE), tuple(views), ""
 
 
-def _about(store: Store, found: Measured) -> dict[str, Any]:
+def _about(store: Store, run: RunMetrics) -> dict[str, Any]:
     """What was measured, in numbers."""
     images: dict[str, int] = {}
     for dataset, _, _, count in store.groups():
         images[dataset] = max(count, images.get(dataset, 0))
     return {
-        "model": found.model,
+        "model": run.model,
         "datasets": [
-            {"title": title, "images": images[name], **_sizes(found.facts.get(name, {}))}
-            for name, title in titles(found).items()
+            {"title": title, "images": images[name], **_sizes(run.facts.get(name, {}))}
+            for name, title in titles(run).items()
         ],
         "images": sum(images.values()),
-        "seeds": seeds_text(found.seeds),
-        "views": found.run.get("views", {}).get("views"),
+        "seeds": seeds_text(run.seeds),
+        "views": run.settings.get("views", {}).get("views"),
     }
 
 
@@ -203,19 +202,18 @@ def _sizes(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {"whole": facts.get("images"), "classes": facts.get("classes")}
 
 
-def _bad(store: Store, found: Measured) -> list[dict[str, Any]]:
+def _failed(store: Store, run: RunMetrics) -> list[dict[str, Any]]:
     """Images that could not be read, by dataset."""
     groups = []
-    for dataset, members in groupby(store.bad(), key=lambda bad: bad.dataset):
+    for dataset, members in groupby(store.failed_images(), key=lambda image: image.dataset):
         images = list(members)
-        title = found.title(dataset)
-        groups.append({"title": title, "count": len(images), "listed": images[:_BAD_SHOWN]})
+        groups.append({"title": run.title(dataset), "count": len(images), "listed": images[:_FAILED_LISTED]})
     return groups
 
 
 def _facts(store: Store) -> dict[str, dict[str, dict[str, str]]]:
-    """What the results depend on and where they come from, as texts: by kind, then by name."""
-    kinds = {"run": "The run as a whole", "recipe": "Settings of the methods", "invocation": "Calls of the program"}
+    """What the results depend on and where they come from, as text: by kind, then by name."""
+    kinds = {"run": "The run as a whole", "recipe": "Settings of the methods", "invocation": "Commands"}
     return {
         title: {name: _texts(value) for name, value in store.facts(kind).items() if value is not None}
         for kind, title in kinds.items()

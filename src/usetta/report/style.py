@@ -1,11 +1,11 @@
-"""One look for all figures: a method has the same colour, marker and hatch wherever it appears.
+"""One style for all figures: a method has the same colour, marker and hatch wherever it appears.
 
-Figures are drawn at the size at which a page shows them, `WIDTH` inches or 900 pixels, with no letter below 9 points.
-Their layout is final when they are handed over (`finish`), so that PNG and SVG show the same. Names are never formulas,
-whatever signs they have in them, and are cut in the middle where there is no room: many differ only at their ends.
+Figures are drawn at the size at which a page shows them, `WIDTH` inches or 900 pixels, with no text below 9 points.
+Their layout is final when they are returned (`finish`), so that PNG and SVG show the same. Names are never typeset as
+formulas, whatever characters they contain, and long ones are cut in the middle: many differ only at their ends.
 
-Nothing here needs pyplot or a display. Matplotlib's global settings stay as they are but for those of SVG files,
-which cannot be given in another way: `save` sets them while it writes one, one thread at a time.
+Nothing here needs pyplot or a display. Matplotlib's global settings stay untouched except for those of SVG files, which
+cannot be passed in another way: `save` sets them while it writes one, one thread at a time.
 """
 
 import math
@@ -30,31 +30,31 @@ Floats = NDArray[np.float64]
 WIDTH = 9.0
 DPI = 100
 SMALL, MEDIUM = 9, 10
-"""Sizes of letters in points: numbers and names; what an axis or a panel is about."""
+"""Font sizes in points: for numbers and names, and for titles of axes and panels."""
 POINTS = 72
-"""In an inch."""
+"""Per inch."""
 
-# Okabe and Ito's colours, which people with any kind of colour vision can tell apart, without the yellow one, which
-# is too light for a line on white, and with the grey that stands for zero-shot CLIP.
+# Okabe and Ito's colours, which people with any kind of colour vision can distinguish. Without their yellow, which is
+# too light for a line on white, and with a grey for zero-shot CLIP.
 GREY, BLACK, ORANGE, SKY = "#999999", "#000000", "#E69F00", "#56B4E9"
 GREEN, BLUE, VERMILION, PURPLE = "#009E73", "#0072B2", "#D55E00", "#CC79A7"
 COLOURS = (GREY, BLACK, ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE)
 GRID, DIM = "#e4e4e4", "#666666"
 
 _Marker = str | tuple[int, int, int]
-"""Matplotlib's sign, or its number of corners, whether it is a star, and how far it is turned."""
+"""Matplotlib's letter, or (corners, whether it is a star, rotation)."""
 
 
 @dataclass(frozen=True)
 class SeriesStyle:
-    """How a method is drawn. Marker and hatch tell it from others where colours cannot be told apart."""
+    """How a method is drawn. Marker and hatch distinguish it where colours cannot, as in a black and white print."""
 
     colour: str
     marker: _Marker
     hatch: str
 
     def line(self, size: float = 7) -> dict[str, Any]:
-        """Arguments of a line with markers; stars are larger, for they have less within their corners."""
+        """Arguments of a line with markers; a star is larger, since it covers less of its box."""
         star = self.marker == "*" or (isinstance(self.marker, tuple) and self.marker[1] == 1)
         return {"color": self.colour, "marker": self.marker, "markersize": 1.5 * size if star else size}
 
@@ -64,7 +64,7 @@ class SeriesStyle:
         return hatched, {"fill": False, "edgecolor": self.colour, "linewidth": 1}
 
 
-_LOOKS: dict[str, SeriesStyle] = {
+_STYLES: dict[str, SeriesStyle] = {
     "clip": SeriesStyle(GREY, "o", "--"),
     "strong": SeriesStyle(SKY, "v", "xx"),
     "average": SeriesStyle(PURPLE, "P", "||"),
@@ -83,38 +83,39 @@ _LOOKS: dict[str, SeriesStyle] = {
     "rce": SeriesStyle(VERMILION, (5, 0, 180), "+++"),
     "use": SeriesStyle(VERMILION, "*", ""),
 }
-_SIGNS = tuple((look.marker, look.hatch) for look in _LOOKS.values())
+_MARKS = tuple((style.marker, style.hatch) for style in _STYLES.values())
 
 
-def looks(names: Iterable[str]) -> dict[str, SeriesStyle]:
-    """The look of each method, different from those of the others.
+def series_styles(names: Iterable[str]) -> dict[str, SeriesStyle]:
+    """The style of each method, different from those of the others.
 
-    What is not in the list has a look by its name: `tpt+se` and `use:steps=4` in the colour of the method that they
-    come from. Only where two such names come to the same does the second (in the alphabet) take another.
+    A method without a fixed style gets one derived from its name, so that it is the same in every figure and process;
+    `tpt+se` and `use:steps=4` get the colour of their base method. If two derived styles are equal, the second name in
+    alphabetical order takes another.
     """
     wanted = list(dict.fromkeys(names))
-    found = {name: _LOOKS[name] for name in wanted if name in _LOOKS}
-    for name in sorted(set(wanted) - set(found)):
-        free = (look for look in _own_looks(name) if look not in found.values())
-        found[name] = next(free, next(iter(_own_looks(name))))
-    return {name: found[name] for name in wanted}
+    styles = {name: _STYLES[name] for name in wanted if name in _STYLES}
+    for name in sorted(set(wanted) - set(styles)):
+        free = (style for style in _derived_styles(name) if style not in styles.values())
+        styles[name] = next(free, next(iter(_derived_styles(name))))
+    return {name: styles[name] for name in wanted}
 
 
-def _own_looks(name: str) -> Iterable[SeriesStyle]:
-    """All that a method without a fixed look may have, the one to begin with first."""
-    number = zlib.crc32(name.encode("utf-8", "surrogatepass"))
-    base = _LOOKS.get(name.partition(":")[0].partition("+")[0])
-    for colour in _turned(COLOURS, COLOURS.index(base.colour) if base else number):
-        for marker, hatch in _turned(_SIGNS, number // len(COLOURS)):
-            closer = base is not None and hatch[:1] == base.hatch[:1]  # the same hatch, perhaps with more lines
-            look = SeriesStyle(colour, marker, hatch)
-            if not closer and look not in _LOOKS.values():
-                yield look
+def _derived_styles(name: str) -> Iterable[SeriesStyle]:
+    """All styles that a method without a fixed one may have, the preferred one first."""
+    number = zlib.crc32(name.encode("utf-8", "surrogatepass"))  # unlike hash(), the same in every process
+    base = _STYLES.get(name.partition(":")[0].partition("+")[0])
+    for colour in _rotated(COLOURS, COLOURS.index(base.colour) if base else number):
+        for marker, hatch in _rotated(_MARKS, number // len(COLOURS)):
+            similar = base is not None and hatch[:1] == base.hatch[:1]  # the same hatch, perhaps denser
+            style = SeriesStyle(colour, marker, hatch)
+            if not similar and style not in _STYLES.values():
+                yield style
 
 
-def _turned(ring: Sequence[Any], start: int) -> list[Any]:
-    start %= len(ring)
-    return [*ring[start:], *ring[:start]]
+def _rotated(items: Sequence[Any], start: int) -> list[Any]:
+    start %= len(items)
+    return [*items[start:], *items[:start]]
 
 
 def text_width(text: str, size: float = SMALL) -> float:
@@ -123,29 +124,29 @@ def text_width(text: str, size: float = SMALL) -> float:
     return float(width)
 
 
-def fit(text: str, room: float, size: float = SMALL) -> str:
-    """A name on one line, at most `room` points wide, without what an SVG file must not hold."""
+def fit(text: str, width: float, size: float = SMALL) -> str:
+    """A name on one line, at most `width` points wide, without characters that an SVG file must not contain."""
     whole = _clean(text)
-    kept = min(len(whole), int(room / (0.2 * size)) + 1)  # no letter is narrower
+    kept = min(len(whole), int(width / (0.2 * size)) + 1)  # no letter is narrower
     short = whole if kept == len(whole) else _without_middle(whole, kept)
-    while kept > 0 and text_width(short, size) > room:
+    while kept > 0 and text_width(short, size) > width:
         kept -= 1
         short = _without_middle(whole, kept)
     return short
 
 
-def wrap(text: str, room: float, size: float = SMALL) -> str:
-    """A name on one line or two, each at most `room` points wide."""
+def wrap(text: str, width: float, size: float = SMALL) -> str:
+    """A name on one line or two, each at most `width` points wide."""
     words = _clean(text).split(" ")
     count = len(words)
-    while count > 1 and text_width(" ".join(words[:count]), size) > room:
+    while count > 1 and text_width(" ".join(words[:count]), size) > width:
         count -= 1
     lines = [" ".join(words[:count]), " ".join(words[count:])]
-    return "\n".join(fit(line, room, size) for line in lines if line)
+    return "\n".join(fit(line, width, size) for line in lines if line)
 
 
 def _clean(text: str) -> str:
-    """On one line; control characters and halves of characters, which no XML file may hold, become a question mark."""
+    """On one line; control characters and lone surrogates, which XML forbids, become a replacement character."""
     return " ".join("".join(c if _is_fine(c) else "\N{REPLACEMENT CHARACTER}" for c in text).split())
 
 
@@ -176,22 +177,22 @@ def plain(axes: Any, grid: str | None = "y") -> None:
         axes.grid(axis=grid, color=GRID, linewidth=0.8)
 
 
-def name_ticks(panels: Sequence[Any], names: Sequence[Sequence[str]], room: float, longest: float = 110) -> None:
-    """Names at 0, 1, … along the x axes, `room` points apart; if one is wider, all are slanted and cut at `longest`."""
-    level = all(text_width(_clean(name)) <= 0.93 * room for some in names for name in some)
+def name_ticks(panels: Sequence[Any], names: Sequence[Sequence[str]], space: float, longest: float = 110) -> None:
+    """Names at 0, 1, … along the x axes, `space` points apart; if one is wider, all are slanted, up to `longest`."""
+    level = all(text_width(_clean(name)) <= 0.93 * space for of_panel in names for name in of_panel)
     slant = {} if level else {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
-    for axes, some in zip(panels, names, strict=True):
-        labels = [fit(name, room if level else longest) for name in some]
-        axes.set_xticks(range(len(some)), labels, fontsize=SMALL, parse_math=False, **slant)
+    for axes, of_panel in zip(panels, names, strict=True):
+        labels = [fit(name, space if level else longest) for name in of_panel]
+        axes.set_xticks(range(len(of_panel)), labels, fontsize=SMALL, parse_math=False, **slant)
         axes.tick_params(axis="x", length=0)
 
 
 def legend(figure: Figure, handles: Sequence[Any], names: Sequence[str]) -> None:
-    """Above the panels, in as few rows as the figure has room for."""
-    room = POINTS * float(figure.get_figwidth()) - 20
+    """Above the panels, in as few rows as the width of the figure allows."""
+    width = POINTS * float(figure.get_figwidth()) - 20
     beside = 4.5 * SMALL  # the sample and the spaces
-    labels = [fit(name, room - beside) for name in names]
-    most = max(1, int(room / (beside + max(map(text_width, labels)))))
+    labels = [fit(name, width - beside) for name in names]
+    most = max(1, int(width / (beside + max(map(text_width, labels)))))
     columns = math.ceil(len(labels) / math.ceil(len(labels) / most))
     order = [i for column in range(columns) for i in range(column, len(labels), columns)]  # to be read along the rows
     box = figure.legend(
@@ -209,15 +210,15 @@ def legend(figure: Figure, handles: Sequence[Any], names: Sequence[str]) -> None
 
 
 def label_points(axes: Any, x: Floats, y: Floats, names: Sequence[str]) -> None:
-    """A name beside each point, clear of other names and points; a thin line leads to those that found no place near.
+    """A name beside each point, clear of other names and points; a thin line leads to names that are not near theirs.
 
-    The layout must be final.
+    The layout must be final, since places are computed from it.
     """
     points = POINTS / DPI * axes.transData.transform(np.column_stack([x, y]))
     frame = POINTS / DPI * axes.bbox.get_points()
     taken = np.hstack([points - 6, points + 6])
     crowd = (np.linalg.norm(points[:, None] - points, axis=-1) < 40).sum(axis=1)
-    for i in np.argsort(-crowd, kind="stable"):  # those in a crowd have the fewest places to choose from
+    for i in np.argsort(-crowd, kind="stable"):  # points in a crowd have the fewest free places, so they choose first
         size = np.array([text_width(names[i]) + 4, 1.3 * SMALL])
         offset, leader, boxes = _free_place(points[i], size, taken, frame)
         taken = np.vstack([taken, boxes])
@@ -240,12 +241,12 @@ def _free_place(point: Floats, size: Floats, taken: Floats, frame: Floats) -> tu
 
     Boxes are (n, 4), from lower left to upper right; those of a line are dots along it. All in points.
     """
-    found, least = None, math.inf
+    best, least = None, math.inf
     for distance in (7, 11, 16, 22, 30, 40, 52, 66, 82, 100, 125, 150):
         leader = distance > 12
         for angle in np.radians([0, 180, 90, 270, 30, 330, 150, 210, 60, 300, 120, 240, 15, 345, 165, 195]):
-            way = np.array([np.cos(angle), np.sin(angle)])
-            offset = distance * way + size / 2 * np.clip(2 * way, -1, 1)
+            direction = np.array([np.cos(angle), np.sin(angle)])
+            offset = distance * direction + size / 2 * np.clip(2 * direction, -1, 1)
             boxes = np.hstack([offset - size / 2, offset + size / 2])[None]
             if leader:
                 along = np.linspace(0.05, 1, 40)[:, None] * offset
@@ -257,13 +258,13 @@ def _free_place(point: Floats, size: Floats, taken: Floats, frame: Floats) -> tu
             common = np.minimum(boxes[:, None, 2:], taken[:, 2:]) - np.maximum(boxes[:, None, :2], taken[:, :2])
             covered = 100 * outside + np.maximum(common, 0).prod(axis=-1).sum()
             if covered < least:
-                found, least = (offset, leader, boxes), covered
+                best, least = (offset, leader, boxes), covered
             if not covered:
                 break
         if not least:
             break
-    assert found is not None
-    return found
+    assert best is not None
+    return best
 
 
 def finish(figure: Figure) -> Figure:
@@ -281,9 +282,9 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> list[Path]:
 
     The same figure gives the same bytes.
     """
-    place = Path(path)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    png, svg = (place.with_name(f"{place.name}.{kind}") for kind in ("png", "svg"))
+    base = Path(path)
+    base.parent.mkdir(parents=True, exist_ok=True)
+    png, svg = (base.with_name(f"{base.name}.{kind}") for kind in ("png", "svg"))
     figure.savefig(png, dpi=2 * DPI, metadata={"Software": None})
     settings: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "usetta", "svg.image_inline": True}
     with _SAVING, matplotlib.rc_context(settings):

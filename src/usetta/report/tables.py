@@ -1,9 +1,9 @@
-"""Tables of results, with the paper's numbers beside ours, for people and for programs.
+"""Tables of results, with the paper's numbers below ours, for people and for programs.
 
-A `Table` holds numbers and notes; how they look is decided here, once for the terminal, markdown and LaTeX: a row has a
-second line with the paper's number and our difference from it, the best of our numbers in a column (of its section,
-as in the paper) is bold, notes become footnotes, and what is missing is a dash. CSV and JSON carry the numbers
-themselves. A table that is too wide for the terminal goes on below itself, with the names of its rows again.
+A `Table` holds numbers and notes. `lay_out` turns them into text, once for the terminal, markdown, LaTeX and HTML: a
+row has a second line with the paper's number and our difference from it, the best of our numbers in a column (of its
+section, as in the paper) is bold, notes become footnotes, and what is missing is a dash. CSV and JSON carry the numbers
+themselves. A table that is too wide for the terminal is continued below, with the names of its rows repeated.
 """
 
 import csv
@@ -20,8 +20,6 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
-
-from usetta.report import paper
 
 DASH = "–"
 MINUS = "−"
@@ -58,7 +56,7 @@ class Column:
 
     name: str
     title: str = ""
-    """What stands above it, if not its name."""
+    """Its heading, if not its name."""
     digits: int = 2
     best: Literal["high", "low", "none"] = "high"
     notes: tuple[str, ...] = ()
@@ -76,7 +74,7 @@ class TableRow:
     cells: Mapping[str, Cell] = field(default_factory=dict)
     """By name of the column."""
     section: str = ""
-    """Rows of one section stand together under its name, and have their own best numbers."""
+    """Rows of a section are listed under its name, and have their own best numbers."""
     notes: tuple[str, ...] = ()
     paper_notes: tuple[str, ...] = ()
     """About the paper's numbers in this row."""
@@ -95,29 +93,6 @@ class Table:
     """Footnotes on the table as a whole."""
 
 
-def beside_paper(
-    table: Table, model: str, *, coop: bool = False, ensemble: bool = False, our_model: str | None = None
-) -> Table:
-    """The table with the paper's numbers of `model` where it has any; rows are methods, columns datasets or means.
-
-    `our_model`: the model of our numbers; if it is another, a note says so. Doubts about the paper's numbers become
-    notes too, unless they concern the last digit only.
-    """
-    differs = our_model is not None and our_model != model
-    row_notes = (f"the paper's model is {model}, ours {our_model}",) if differs else ()
-    rows = []
-    for row in table.rows:
-        cells = dict(row.cells)
-        for column in table.columns:
-            found = paper.find(row.name, column.name, model, coop=coop, ensemble=ensemble)
-            if found is not None:
-                cell = cells.get(column.name, Cell())
-                doubts = (found.note,) if found.suspicious and found.note else ()
-                cells[column.name] = replace(cell, paper=found.value, paper_notes=cell.paper_notes + doubts)
-        rows.append(replace(row, cells=cells, paper_notes=row.paper_notes + row_notes))
-    return replace(table, rows=tuple(rows))
-
-
 def terminal(table: Table) -> RenderableType:
     """Something that rich prints, in parts that fit the width of the console."""
     return _Terminal(lay_out(table))
@@ -126,12 +101,12 @@ def terminal(table: Table) -> RenderableType:
 def markdown(table: Table) -> str:
     """GitHub's markdown; the source is aligned as well."""
     layout = lay_out(table)
-    head = [_markdown_text(layout.corner), *(_markdown_text(each.head) + _sup(each.marks) for each in layout.headings)]
+    head = [_markdown_text(layout.corner), *(_markdown_text(text.head) + _sup(text.marks) for text in layout.headings)]
     body: list[list[str]] = []
     for line in layout.lines:
         name = _markdown_text(line.name) + _sup(line.marks)
         name = {"section": f"*{name}*", "ours": name, "paper": f"&emsp;{name}"}[line.kind]
-        body.append([name, *map(_markdown_piece, line.pieces)])
+        body.append([name, *map(_markdown_cell, line.texts)])
     widths = [max(3, *map(len, column)) for column in zip(head, *body, strict=True)]
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     justified = [
@@ -150,7 +125,7 @@ def latex(table: Table) -> str:
     width = 1 + len(layout.headings)
     head = [
         _latex_text(layout.corner),
-        *(_latex_text(each.head) + _superscript(each.marks) for each in layout.headings),
+        *(_latex_text(text.head) + _superscript(text.marks) for text in layout.headings),
     ]
     lines = [
         r"\begin{table}",
@@ -168,7 +143,7 @@ def latex(table: Table) -> str:
             lines.append(rf"\multicolumn{{{width}}}{{l}}{{\emph{{{name}}}}} \\")
         else:
             name = rf"\quad {name}" if line.kind == "paper" else name
-            lines.append(" & ".join([name, *map(_latex_piece, line.pieces)]) + r" \\")
+            lines.append(" & ".join([name, *map(_latex_cell, line.texts)]) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}"]
     for i, (marks, text) in enumerate(layout.footnotes):
         opening = r"\par\smallskip\footnotesize" if i == 0 else r"\par"
@@ -177,14 +152,14 @@ def latex(table: Table) -> str:
 
 
 def as_csv(table: Table) -> str:
-    """One line per cell, to six decimals; notes on the table as a whole have no place here."""
+    """One line per cell, to six decimals, without the notes on the table as a whole."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["section", table.corner, "column", "value", "std", "paper", "difference", "notes"])
     for row in table.rows:
         for column in table.columns:
             cell = row.cells.get(column.name, Cell())
-            numbers = [_rounded(each) for each in (cell.value, cell.std, cell.paper, cell.difference)]
+            numbers = [_rounded(value) for value in (cell.value, cell.std, cell.paper, cell.difference)]
             notes = (*column.notes, *row.notes, *cell.notes)
             if cell.paper is not None:
                 notes += (*row.paper_notes, *cell.paper_notes)
@@ -209,7 +184,7 @@ FORMATS: dict[str, Callable[[Table], str]] = {"markdown": markdown, "latex": lat
 
 
 @dataclass(frozen=True)
-class Piece:
+class CellText:
     """The text of a cell or a heading."""
 
     head: str
@@ -220,33 +195,33 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class TableLine:
+class LayoutLine:
     """A line of a table: the name of a section, a row, or the paper's numbers for the row above."""
 
     name: str
     marks: tuple[str, ...] = ()
-    pieces: tuple[Piece, ...] = ()
+    texts: tuple[CellText, ...] = ()
     kind: Literal["section", "ours", "paper"] = "ours"
     opens: bool = False
     """Whether a section begins here."""
 
 
 @dataclass(frozen=True)
-class Layout:
+class TableLayout:
     """A table as text, before it is escaped for a format."""
 
     title: str
     corner: str
-    headings: tuple[Piece, ...]
-    lines: tuple[TableLine, ...]
+    headings: tuple[CellText, ...]
+    lines: tuple[LayoutLine, ...]
     footnotes: tuple[tuple[tuple[str, ...], str], ...]
     """Mark and text; no mark where the whole table is meant."""
 
 
 class _NoteMarks:
-    """Letters for notes, in the order in which they are met; equal notes share one."""
+    """Letters for notes, in order of appearance; equal notes share one."""
 
-    letters = "abcdefghijklmnoprstuvwxyz"  # there is no raised q
+    letters = "abcdefghijklmnoprstuvwxyz"  # Unicode has no superscript q
 
     def __init__(self) -> None:
         self.of: dict[str, str] = {}
@@ -258,43 +233,43 @@ class _NoteMarks:
         return tuple(self.of[note] for note in notes)
 
 
-def lay_out(table: Table) -> Layout:
+def lay_out(table: Table) -> TableLayout:
     """The texts of a table, for a format to escape and arrange."""
     marks = _NoteMarks()
-    headings = tuple(Piece(_one_line(column.heading), marks=marks(column.notes)) for column in table.columns)
-    lines: list[TableLine] = []
+    headings = tuple(CellText(_one_line(column.heading), marks=marks(column.notes)) for column in table.columns)
+    lines: list[LayoutLine] = []
     for section, members in groupby(table.rows, key=lambda row: row.section):
         rows = list(members)
         best = {column.name: _best(column, rows) for column in table.columns}
-        blank = tuple(Piece("") for _ in headings)
-        found = [TableLine(_one_line(section), pieces=blank, kind="section")] if section else []
+        blank = tuple(CellText("") for _ in headings)
+        of_section = [LayoutLine(_one_line(section), texts=blank, kind="section")] if section else []
         for row in rows:
-            found += _lines(table.columns, row, best, marks)
-        lines += [replace(found[0], opens=True), *found[1:]]
+            of_section += _lines(table.columns, row, best, marks)
+        lines += [replace(of_section[0], opens=True), *of_section[1:]]
     legend = (_LEGEND,) if any(line.kind == "paper" for line in lines) else ()
     notes = [((mark,), note) for note, mark in marks.of.items()] + [((), note) for note in (*legend, *table.notes)]
     footnotes = tuple((mark, _one_line(note)) for mark, note in notes)
-    return Layout(_one_line(table.title), _one_line(table.corner), headings, tuple(lines), footnotes)
+    return TableLayout(_one_line(table.title), _one_line(table.corner), headings, tuple(lines), footnotes)
 
 
 def _lines(
     columns: Sequence[Column], row: TableRow, best: Mapping[str, float | None], marks: _NoteMarks
-) -> Iterator[TableLine]:
+) -> Iterator[LayoutLine]:
     cells = [row.cells.get(column.name, Cell()) for column in columns]
     name_marks = marks(row.notes)
-    pieces = []
+    texts = []
     for column, cell in zip(columns, cells, strict=True):
         tail = "" if cell.value is None or cell.std is None else f"±{cell.std:.{column.digits}f}"
         bold = cell.value is not None and round(cell.value, column.digits) == best[column.name]
-        pieces.append(Piece(_text(cell.value, column.digits), tail, marks(cell.notes), bold))
-    yield TableLine(_one_line(row.name), name_marks, tuple(pieces))
+        texts.append(CellText(format_number(cell.value, column.digits), tail, marks(cell.notes), bold))
+    yield LayoutLine(_one_line(row.name), name_marks, tuple(texts))
     if any(cell.paper is not None for cell in cells):
         name_marks = marks(row.paper_notes)
-        pieces = []
+        texts = []
         for column, cell in zip(columns, cells, strict=True):
             tail = "" if cell.difference is None else f" {_difference(cell, column.digits)}"
-            pieces.append(Piece(_text(cell.paper, column.digits), tail, marks(cell.paper_notes)))
-        yield TableLine(_PAPER, name_marks, tuple(pieces), kind="paper")
+            texts.append(CellText(format_number(cell.paper, column.digits), tail, marks(cell.paper_notes)))
+        yield LayoutLine(_PAPER, name_marks, tuple(texts), kind="paper")
 
 
 def _best(column: Column, rows: Sequence[TableRow]) -> float | None:
@@ -316,14 +291,21 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 6)
 
 
-def _text(value: float | None, digits: int) -> str:
-    return DASH if value is None else f"{round(value, digits) + 0.0:.{digits}f}".replace("-", MINUS)
+def format_number(value: float | None, digits: int) -> str:
+    """A number for people, with a real minus sign; a dash if it is missing."""
+    if value is None or not math.isfinite(value):
+        return DASH
+    return f"{round(value, digits) + 0.0:.{digits}f}".replace("-", MINUS)  # adding 0.0 turns −0 into 0
+
+
+def format_difference(value: float, digits: int) -> str:
+    """A difference for people, always with its sign."""
+    return f"{round(value, digits) + 0.0:+.{digits}f}".replace("-", MINUS)
 
 
 def _difference(cell: Cell, digits: int) -> str:
-    """Between the numbers as they are shown, so that a reader who checks it finds it right."""
-    shown = round(cell.value or 0.0, digits) - round(cell.paper or 0.0, digits)
-    return f"{round(shown, digits) + 0.0:+.{digits}f}".replace("-", MINUS)
+    """Between the numbers as they are shown, so that a reader who subtracts them gets the same."""
+    return format_difference(round(cell.value or 0.0, digits) - round(cell.paper or 0.0, digits), digits)
 
 
 _MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\`*_|<>[]~#"})
@@ -333,9 +315,9 @@ def _markdown_text(text: str) -> str:
     return text.translate(_MARKDOWN)
 
 
-def _markdown_piece(piece: Piece) -> str:
-    number = f"**{piece.head}**" if piece.bold else piece.head
-    return " ".join(filter(None, (number, piece.tail.strip()))) + _sup(piece.marks)
+def _markdown_cell(text: CellText) -> str:
+    number = f"**{text.head}**" if text.bold else text.head
+    return " ".join(filter(None, (number, text.tail.strip()))) + _sup(text.marks)
 
 
 def _sup(marks: Sequence[str]) -> str:
@@ -356,10 +338,10 @@ def _latex_text(text: str) -> str:
     return text.translate(_LATEX)
 
 
-def _latex_piece(piece: Piece) -> str:
-    number = rf"\textbf{{{_latex_text(piece.head)}}}" if piece.bold else _latex_text(piece.head)
-    tail = rf"{{\scriptsize {_latex_text(piece.tail.strip())}}}" if piece.tail else ""
-    return " ".join(filter(None, (number, tail))) + _superscript(piece.marks)
+def _latex_cell(text: CellText) -> str:
+    number = rf"\textbf{{{_latex_text(text.head)}}}" if text.bold else _latex_text(text.head)
+    tail = rf"{{\scriptsize {_latex_text(text.tail.strip())}}}" if text.tail else ""
+    return " ".join(filter(None, (number, tail))) + _superscript(text.marks)
 
 
 def _superscript(marks: Sequence[str]) -> str:
@@ -377,45 +359,45 @@ _GAP = 2
 
 
 @dataclass(frozen=True)
-class _Widths:
-    """How wide a column is, and the numbers in it, which stand one below the other."""
+class _ColumnWidth:
+    """Width of a column, and of its numbers, which are aligned at the right."""
 
     head: int
     whole: int
 
-    def text(self, piece: Piece) -> str:
-        return piece.head.rjust(self.head) + piece.tail + _raised(piece.marks)
+    def text(self, text: CellText) -> str:
+        return text.head.rjust(self.head) + text.tail + _raised(text.marks)
 
 
-def _widths(heading: Piece, pieces: Sequence[Piece]) -> _Widths:
-    head = max((len(piece.head) for piece in pieces), default=0)
-    tail = max((len(piece.tail + _raised(piece.marks)) for piece in pieces), default=0)
-    return _Widths(head, max(head + tail, cell_len(heading.head + _raised(heading.marks))))
+def _column_width(heading: CellText, texts: Sequence[CellText]) -> _ColumnWidth:
+    head = max((len(text.head) for text in texts), default=0)
+    tail = max((len(text.tail + _raised(text.marks)) for text in texts), default=0)
+    return _ColumnWidth(head, max(head + tail, cell_len(heading.head + _raised(heading.marks))))
 
 
-def _parts(widths: Sequence[int], room: int) -> list[range]:
-    """Columns in as few parts as fit into the room, all with about as many columns."""
+def _parts(widths: Sequence[int], width: int) -> list[range]:
+    """Columns in as few parts as fit into the width, all with about as many columns."""
     for count in range(1, len(widths) + 1):
         edges = [round(i * len(widths) / count) for i in range(count + 1)]
         parts = [range(start, end) for start, end in pairwise(edges)]
-        if count == len(widths) or all(sum(widths[i] for i in part) <= room for part in parts):
+        if count == len(widths) or all(sum(widths[i] for i in part) <= width for part in parts):
             return parts
     return []
 
 
 class _Terminal:
-    """Prints a layout in as many parts, one below the other, as the width of the console asks for."""
+    """Prints a layout in as many parts, one below the other, as the width of the console requires."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: TableLayout) -> None:
         self.layout = layout
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         headings, lines = self.layout.headings, self.layout.lines
         names = [f"{'  ' if line.kind == 'paper' else ''}{line.name}{_raised(line.marks)}" for line in lines]
         name_width = min(max(map(cell_len, (self.layout.corner, *names))), options.max_width // 2)
-        widths = [_widths(heading, [line.pieces[i] for line in lines]) for i, heading in enumerate(headings)]
+        widths = [_column_width(heading, [line.texts[i] for line in lines]) for i, heading in enumerate(headings)]
         yield Text(self.layout.title, style="bold")
-        for part in _parts([_GAP + each.whole for each in widths], options.max_width - name_width):
+        for part in _parts([_GAP + width.whole for width in widths], options.max_width - name_width):
             yield Text()
             grid = _ruled_grid()
             grid.add_column(Text(self.layout.corner), width=name_width, overflow="fold")
@@ -425,9 +407,9 @@ class _Terminal:
             for name, line in zip(names, lines, strict=True):
                 if line.opens:
                     grid.add_section()
-                cells = [Text(widths[i].text(line.pieces[i])) for i in part]
+                cells = [Text(widths[i].text(line.texts[i])) for i in part]
                 for i, cell in zip(part, cells, strict=True):
-                    cell.stylize("bold" if line.pieces[i].bold else "", 0, widths[i].head)
+                    cell.stylize("bold" if line.texts[i].bold else "", 0, widths[i].head)
                 grid.add_row(Text(name), *cells, style={"paper": "dim", "section": "italic"}.get(line.kind))
             yield grid
         if self.layout.footnotes:
@@ -442,5 +424,5 @@ def _ruled_grid() -> Grid:
     """An empty table with rules below its heading and between its sections, and nothing else drawn."""
     nothing, rule = "    ", " ── "
     box = Box("\n".join([nothing, nothing, rule, nothing, rule, nothing, nothing, nothing]) + "\n")
-    # The box itself puts one column between two cells.
+    # The box itself puts one space between two cells.
     return Grid(box=box, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0), header_style="bold")

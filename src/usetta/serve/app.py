@@ -1,78 +1,108 @@
-"""The application: its routes, and what OpenAPI says of them.
+"""The application with its routes and its OpenAPI document, and the process that serves it.
 
-`create_app` returns a FastAPI application whose `state.engine` answers images without HTTP, and which has a web page
-at `/`: the guards stand before it as well.
+`create_app` returns a FastAPI application whose `state.service` answers without HTTP. Middleware applies to everything
+that is mounted on it, the web page at `/` included.
+
+On SIGTERM or SIGINT the listener stays open while requests in flight are answered, so that a load balancer sees a 503
+and not a refused connection. Then the process ends with 0. A second SIGINT ends it at once.
 """
 
 import asyncio
+import logging
+import signal
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from http import HTTPStatus
+from types import FrameType
 from typing import Any
 
+import uvicorn
 from fastapi import FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from usetta import __version__, methods
 from usetta.methods.recipe import READOUTS
 from usetta.models import Model
-from usetta.serve import errors, parsing, schemas
-from usetta.serve.errors import ApiError
-from usetta.serve.guards import BodyLimit, Keys, Leaving, Watch
-from usetta.serve.metrics import Metrics
+from usetta.serve import parsing, schemas
+from usetta.serve.middleware import BodyLimit, KeyGuard, RequestLog, ShutdownGuard
+from usetta.serve.monitoring import ServerMetrics
 from usetta.serve.parsing import ParsedRequest
-from usetta.serve.requests import answer_all, answer_one, attend_question
+from usetta.serve.requests import answer_all, answer_one, handle_task
+from usetta.serve.schemas import ApiError
 from usetta.serve.service import ModelService
 from usetta.serve.settings import Limits, Settings
-from usetta.serve.worker import Question
+from usetta.serve.worker import ClassifyTask
 
+_log = logging.getLogger("usetta.serve")
+
+_FILE = {"type": "string", "format": "binary"}
 _ERRORS = {
-    401: "There are keys, and none of them was sent.",
+    401: "The server has keys, and none of them was sent.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
-    415: "The body is of a type that is not read here.",
+    415: "The body is of a type that the server does not read.",
     422: "Something is wrong with the request or its image.",
     500: "The server failed.",
-    503: "Too many requests are waiting, or the server is starting or stopping.",
+    503: "Too many requests are in progress, or the server is starting or shutting down.",
     504: "There was no answer in time.",
 }
 
 
 def create_app(settings: Settings | None = None, model: Model | None = None) -> FastAPI:
-    """The application; a loaded `model` takes the place of the one that `settings` name."""
+    """The application; a loaded `model` is used instead of the one that `settings` name."""
     settings = settings or Settings()
-    metrics = Metrics()
-    engine = ModelService(settings, metrics, model)
+    metrics = ServerMetrics()
+    service = ModelService(settings, metrics, model)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        engine.start()
+        service.start()
         yield
-        await asyncio.to_thread(engine.stop)
+        await asyncio.to_thread(service.stop)
 
     # FastAPI's pages about its document load scripts from other hosts, so there are none.
     app = FastAPI(title="usetta", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.state.engine = engine
-    errors.install(app)
-    _add_work(app, engine, settings.limits)
-    _add_lists(app, engine)
-    _add_health(app, engine, metrics)
+    app.state.service = service
+    _add_error_handlers(app)
+    _add_classify(app, service, settings.limits)
+    _add_lists(app, service)
+    _add_health(app, service, metrics)
     if settings.page:
         from usetta.serve.page.routes import add_page  # Gradio takes seconds to import
 
-        add_page(app, engine)
+        add_page(app, service)
     app.add_middleware(BodyLimit, limit=settings.limits.upload)  # the last one added is the outermost
-    app.add_middleware(Keys, keys=settings.keys)
-    app.add_middleware(Leaving, engine=engine)
-    app.add_middleware(Watch, metrics=metrics)
+    app.add_middleware(KeyGuard, keys=settings.keys)
+    app.add_middleware(ShutdownGuard, service=service)
+    app.add_middleware(RequestLog, metrics=metrics)
     if settings.keys:
-        _tell_about_keys(app)
+        _describe_keys(app)
     return app
 
 
-def _add_work(app: FastAPI, engine: ModelService, limits: Limits) -> None:
-    schema = schemas.requests(limits)
+def _add_error_handlers(app: FastAPI) -> None:
+    """Give every error of `app` the one shape, those of the framework included."""
+
+    async def own(_request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, ApiError)
+        return error.response()
+
+    async def by_framework(_request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        status = HTTPStatus(error.status_code)
+        code = status.phrase.lower().replace(" ", "_").replace("-", "_")
+        return ApiError(status, code, str(error.detail), headers=error.headers).response()
+
+    app.add_exception_handler(ApiError, own)
+    app.add_exception_handler(HTTPException, by_framework)
+
+
+def _add_classify(app: FastAPI, service: ModelService, limits: Limits) -> None:
+    schema = schemas.request_schemas(limits)
     image = schemas.EXAMPLE_IMAGE
     read_one = partial(parsing.read_one, schema=schema)
     read_many = partial(parsing.read_many, schema=schema, most=limits.images)
@@ -80,16 +110,16 @@ def _add_work(app: FastAPI, engine: ModelService, limits: Limits) -> None:
     @app.post(
         "/v1/classify",
         summary="Classify an image",
-        response_model=schemas.Answer,
+        response_model=schemas.ImageAnswer,
         responses=_errors(*_ERRORS),
         openapi_extra=_body(schema.one, schema.options, "image", _FILE, image),
     )
     async def classify(request: Request) -> Response:
-        async def respond(asked: ParsedRequest, question: Question) -> Response:
-            answer = await answer_one(engine, asked, question)
+        async def respond(parsed: ParsedRequest, task: ClassifyTask) -> Response:
+            answer = await answer_one(service, parsed, task)
             return answer.response() if isinstance(answer, ApiError) else JSONResponse(answer)
 
-        return await attend_question(request, engine, read_one, respond)
+        return await handle_task(request, service, read_one, respond)
 
     @app.post(
         "/v1/classify/batch",
@@ -99,45 +129,45 @@ def _add_work(app: FastAPI, engine: ModelService, limits: Limits) -> None:
         openapi_extra=_body(schema.many, schema.options, "images", {"type": "array", "items": _FILE}, [image] * 2),
     )
     async def classify_batch(request: Request) -> Response:
-        async def respond(asked: ParsedRequest, question: Question) -> Response:
-            answers = await answer_all(engine, asked, question)
-            told = [
-                {"source": upload.source, "error": each.as_dict()} if isinstance(each, ApiError) else each
-                for upload, each in zip(asked.uploads, answers, strict=True)
+        async def respond(parsed: ParsedRequest, task: ClassifyTask) -> Response:
+            answers = await answer_all(service, parsed, task)
+            rows = [
+                {"source": upload.source, "error": answer.as_dict()} if isinstance(answer, ApiError) else answer
+                for upload, answer in zip(parsed.uploads, answers, strict=True)
             ]
-            return JSONResponse({"answers": told})
+            return JSONResponse({"answers": rows})
 
-        return await attend_question(request, engine, read_many, respond)
+        return await handle_task(request, service, read_many, respond)
 
 
-def _add_lists(app: FastAPI, engine: ModelService) -> None:
+def _add_lists(app: FastAPI, service: ModelService) -> None:
     @app.get("/v1/methods", summary="What `method` may be", responses=_errors(401, 503))
-    async def list_methods() -> schemas.Methods:
-        named = [schemas.Method(name=name, description=methods.get(name).description) for name in methods.names()]
-        return schemas.Methods(methods=named, readouts=list(READOUTS))
+    async def list_methods() -> schemas.MethodList:
+        named = [schemas.MethodInfo(name=name, description=methods.get(name).description) for name in methods.names()]
+        return schemas.MethodList(methods=named, readouts=list(READOUTS))
 
     @app.get("/v1/models", summary="What `model` may be", responses=_errors(401, 503))
-    async def list_models() -> schemas.ServedModels:
-        engine.check_ready()
-        return schemas.ServedModels(
+    async def list_models() -> schemas.ServedModelList:
+        service.check_ready()
+        return schemas.ServedModelList(
             models=[
-                schemas.ServedModel(name=name, default=name == engine.default, image_size=model.image_size)
-                for name, model in engine.models.items()
+                schemas.ServedModel(name=name, default=name == service.default, image_size=model.image_size)
+                for name, model in service.models.items()
             ]
         )
 
 
-def _add_health(app: FastAPI, engine: ModelService, metrics: Metrics) -> None:
+def _add_health(app: FastAPI, service: ModelService, metrics: ServerMetrics) -> None:
     @app.get("/healthz", summary="Whether the server is alive", openapi_extra={"security": []})
-    async def healthz() -> schemas.State:
-        return schemas.State(status="alive")
+    async def healthz() -> schemas.ServerStatus:
+        return schemas.ServerStatus(status="alive")
 
     @app.get(
         "/readyz", summary="Whether it answers requests now", responses=_errors(503), openapi_extra={"security": []}
     )
-    async def readyz() -> schemas.State:
-        engine.check_ready()
-        return schemas.State(status="ready")
+    async def readyz() -> schemas.ServerStatus:
+        service.check_ready()
+        return schemas.ServerStatus(status="ready")
 
     @app.get(
         "/metrics",
@@ -146,22 +176,26 @@ def _add_health(app: FastAPI, engine: ModelService, metrics: Metrics) -> None:
         responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **_errors(401, 503)},
     )
     async def read_metrics() -> Response:
-        return Response(metrics.page(), media_type=CONTENT_TYPE_LATEST)
-
-
-_FILE = {"type": "string", "format": "binary"}
+        return Response(metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
 
 def _body(
-    asked: type[schemas.Options], options: type[schemas.Options], name: str, file: dict[str, Any], example: Any
+    request: type[schemas.ClassifyOptions],
+    options: type[schemas.ClassifyOptions],
+    name: str,
+    file: dict[str, Any],
+    example: Any,
 ) -> dict[str, Any]:
-    """What OpenAPI says of a body: JSON, or a form with the same fields and files as they are."""
+    """A body in OpenAPI: JSON, or a form with the same fields and with files instead of base64."""
     form = options.model_json_schema()
     form["properties"][name] = file
     form["required"].append(name)
-    named = {name: example, "classes": schemas.EXAMPLE_CLASSES, "views": 8}
+    values = {name: example, "classes": schemas.EXAMPLE_CLASSES, "views": 8}
     content = {
-        parsing.JSON: {"schema": asked.model_json_schema(), "examples": {"an image of four pixels": {"value": named}}},
+        parsing.JSON: {
+            "schema": request.model_json_schema(),
+            "examples": {"an image of four pixels": {"value": values}},
+        },
         parsing.FORM: {"schema": form},
     }
     return {"requestBody": {"required": True, "content": content}}
@@ -171,7 +205,7 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": schemas.ErrorBody, "description": _ERRORS[status]} for status in statuses}
 
 
-def _tell_about_keys(app: FastAPI) -> None:
+def _describe_keys(app: FastAPI) -> None:
     plain = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -184,3 +218,63 @@ def _tell_about_keys(app: FastAPI) -> None:
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+class ApiServer(uvicorn.Server):
+    """Uvicorn that answers requests in flight before it ends."""
+
+    def __init__(self, config: uvicorn.Config, service: ModelService) -> None:
+        super().__init__(config)
+        self.service = service
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to shut down. Uvicorn's own handler is not called, since it would raise the signal again at the end."""
+        if self.service.is_shutting_down and sig == signal.SIGINT:
+            self.should_exit = self.force_exit = True
+        self.service.is_shutting_down = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to end now."""
+        if self.service.failure is not None or (self.service.is_shutting_down and not self.service.in_flight):
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Log the address: the port may have been chosen by the system."""
+        await super().startup(sockets)
+        for listener in sockets or ():
+            host, port = listener.getsockname()[:2]
+            _log.info("listening", extra={"fields": {"host": host, "port": port}})
+
+
+def make_server(settings: Settings, model: Model | None = None) -> ApiServer:
+    """A server that waits for `run(sockets=[...])`."""
+    app = create_app(settings, model)
+    config = uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=10,  # seconds for callers who do not read their answer
+    )
+    return ApiServer(config, app.state.service)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens there; an OSError says why it cannot."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise OSError(f"cannot listen on {host}, port {port}: {error.strerror}") from error
+
+
+def run(settings: Settings, host: str, port: int) -> None:
+    """Serve until a signal ends it; ModelError if the models cannot be loaded."""
+    listener = listen(host, port)
+    server = make_server(settings)
+    server.run(sockets=[listener])
+    if server.service.failure is not None:
+        raise server.service.failure

@@ -1,7 +1,7 @@
-"""From the body of a request to options and images, of multipart forms and of JSON.
+"""From the body of a request, a multipart form or JSON, to options and images.
 
-A body is in memory and within its limit when it comes here. All of this may take a while for a hostile body, so it runs
-in a thread. JSON is taken at its word (no number in quotes); a form has nothing but strings, which are converted.
+The body is in memory and within its limit already. Parsing a hostile body may still take a while, so all of this runs
+in a thread. JSON is validated strictly (no number in quotes); a form holds nothing but strings, which are converted.
 """
 
 import base64
@@ -17,8 +17,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
 
 from usetta.images import ImageError
-from usetta.serve.errors import ApiError, invalid
-from usetta.serve.schemas import Options, Requests
+from usetta.serve.schemas import ApiError, ClassifyOptions, RequestSchemas, invalid_request
 
 JSON = "application/json"
 FORM = "multipart/form-data"
@@ -34,14 +33,14 @@ class Upload:
     """An image as it was sent."""
 
     source: str
-    """What the caller calls it: the name of the file, or its place in the request."""
+    """What the caller calls it: the name of the file, or its position in the request."""
     field: str
-    """Its place in the request."""
+    """Its position in the request."""
     content: bytes | str
     """The file, or its base64."""
 
     def file(self) -> bytes:
-        """The file; ImageError if the base64 is none."""
+        """The file; ImageError if it is not valid base64."""
         if isinstance(self.content, bytes):
             return self.content
         try:
@@ -52,55 +51,55 @@ class Upload:
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """A request, read."""
+    """A request whose body has been parsed."""
 
-    options: Options
+    options: ClassifyOptions
     uploads: tuple[Upload, ...]
 
 
 def check_content_type(content_type: str, encoding: str, known: tuple[str, ...] = (FORM, JSON)) -> None:
-    """Refuse a body that could not be understood, before it is read."""
+    """Refuse a body of an unknown type before it is read."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind not in known:
-        message = f"send {' or '.join(known)}, not {kind[:100] or 'a body of no type'}"
+        message = f"send {' or '.join(known)}, not {kind[:100] or 'a body without a type'}"
         raise ApiError(415, "unsupported_media_type", message)
     if encoding.strip().lower() not in ("", "identity"):
         raise ApiError(415, "unsupported_media_type", "send the body as it is, without a content encoding")
 
 
-def read_one(content_type: str, body: bytes, schema: Requests) -> ParsedRequest:
-    """What was asked about one image."""
+def read_one(content_type: str, body: bytes, schema: RequestSchemas) -> ParsedRequest:
+    """A request about one image."""
     try:
         if _is_form(content_type):
             return _from_form(content_type, body, schema, "image", most=1)
         one = schema.one.model_validate_json(body, strict=True)
         return ParsedRequest(one, (Upload("image", "image", one.image),))
     except ValidationError as error:
-        raise invalid(error) from None
+        raise invalid_request(error) from None
 
 
-def read_many(content_type: str, body: bytes, schema: Requests, most: int) -> ParsedRequest:
-    """What was asked about several images, of which there may be `most`."""
+def read_many(content_type: str, body: bytes, schema: RequestSchemas, most: int) -> ParsedRequest:
+    """A request about several images, at most `most`."""
     try:
         if _is_form(content_type):
             return _from_form(content_type, body, schema, "images", most)
         many = schema.many.model_validate_json(body, strict=True)
-        places = [f"images[{i}]" for i in range(len(many.images))]
-        return ParsedRequest(many, tuple(map(Upload, places, places, many.images)))
+        fields = [f"images[{i}]" for i in range(len(many.images))]
+        return ParsedRequest(many, tuple(map(Upload, fields, fields, many.images)))
     except ValidationError as error:
-        raise invalid(error) from None
+        raise invalid_request(error) from None
 
 
 def _is_form(content_type: str) -> bool:
     return content_type.partition(";")[0].strip().lower() == FORM
 
 
-def _from_form(content_type: str, body: bytes, schema: Requests, name: str, most: int) -> ParsedRequest:
+def _from_form(content_type: str, body: bytes, schema: RequestSchemas, name: str, most: int) -> ParsedRequest:
     fields, files = _parts(content_type, body)
     if name in fields:
         raise ApiError(422, "invalid_request", f"{name}: send it as a file, with a file name", field=name)
     for other in files.keys() - {name}:
-        raise ApiError(422, "invalid_request", f"there is a file {other[:100]!r}; an image is called {name!r}")
+        raise ApiError(422, "invalid_request", f"there is a file named {other[:100]!r}; send the image as {name!r}")
     sent = files.get(name, [])
     if not sent:
         raise ApiError(422, "invalid_request", f"{name}: no image was sent", field=name)
@@ -108,15 +107,15 @@ def _from_form(content_type: str, body: bytes, schema: Requests, name: str, most
         raise ApiError(
             422, "invalid_request", f"{name}: {len(sent)} were sent, more than the limit of {most}", field=name
         )
-    places = [f"{name}[{i}]" for i in range(len(sent))] if name == "images" else [name]
+    names = [f"{name}[{i}]" for i in range(len(sent))] if name == "images" else [name]
     uploads = tuple(
-        Upload(source or place, place, content) for place, (source, content) in zip(places, sent, strict=True)
+        Upload(source or field, field, content) for field, (source, content) in zip(names, sent, strict=True)
     )
     return ParsedRequest(schema.options.model_validate(_values(fields)), uploads)
 
 
 def _values(fields: dict[str, list[str]]) -> dict[str, Any]:
-    """Lists are told by repeating a field; class names also one per line, so that a file of them is a field."""
+    """A list is a repeated field; class names may also come one per line, so that a file of them can be a field."""
     values: dict[str, Any] = {}
     for name, given in fields.items():
         if name == "classes":
@@ -159,7 +158,7 @@ def _parts(content_type: str, body: bytes) -> tuple[dict[str, list[str]], dict[s
         ended = True
 
     _, parameters = parse_options_header(content_type)
-    in_memory = {"MAX_MEMORY_FILE_SIZE": len(body) + 1}  # images of callers never touch the disk
+    in_memory = {"MAX_MEMORY_FILE_SIZE": len(body) + 1}  # larger files would be written to the disk
     try:
         parser = FormParser(FORM, on_field, on_file, on_end, parameters.get(b"boundary"), config=in_memory)
         parser.write(body)

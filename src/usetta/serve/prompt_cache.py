@@ -1,7 +1,7 @@
 """Text features of recent class lists, as many as fit into a number of bytes.
 
-A class list that was tuned for also holds the graph of its text tower, which is most of what it weighs, and grows when
-it is first used. So the weight is taken after the work, not when a list comes in.
+A class list that was tuned for also holds the graph of its text tower, which is most of its size and appears only when
+it is first used. So sizes are measured after the work (`trim`), not when a list comes in.
 """
 
 from collections import OrderedDict
@@ -10,9 +10,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from usetta.classifier import Classifier
+from usetta.classifier import TextHead
 from usetta.models import Model
-from usetta.prompts import DEFAULT_TEMPLATE, ClassPrompts
+from usetta.prompts import DEFAULT_TEMPLATE
+
+_OVERHEAD = 4096
+"""Bytes of the objects around a class list, which outweigh its numbers where the list is short; measured."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +29,8 @@ class PromptKey:
 
 
 @dataclass(frozen=True)
-class Learned:
-    """A context learned for a model, and the template whose words it stands in for."""
+class LearnedContext:
+    """A context learned for a model, and the template whose words it replaces."""
 
     model: str
     context: Tensor
@@ -35,64 +38,50 @@ class Learned:
 
 
 class PromptCache:
-    """Classifiers by their wording, most recent last. For one thread alone."""
+    """Text heads by their key, most recent last. Not safe for several threads."""
 
-    def __init__(self, models: Mapping[str, Model], limit: int, learned: Learned | None = None) -> None:
+    def __init__(
+        self,
+        models: Mapping[str, Model],
+        limit: int,
+        learned: LearnedContext | None = None,
+        reward_model: Model | None = None,
+    ) -> None:
         self.nbytes = 0
-        """Memory of all that is kept, but for what it shares with the models; as of the last `trim`."""
+        """Memory of all that is kept, without what it shares with the models; as of the last `trim`."""
         self._models = models
         self._limit = limit
         self._learned = learned
-        self._kept: OrderedDict[PromptKey, Classifier] = OrderedDict()
-        self._weights: dict[PromptKey, int] = {}
+        self._reward_model = reward_model
+        self._heads: OrderedDict[PromptKey, TextHead] = OrderedDict()
+        self._sizes: dict[PromptKey, int] = {}
         self._used: set[PromptKey] = set()
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._heads)
 
-    def classifier(self, wording: PromptKey) -> Classifier:
-        """The classifier of that wording; ValueError if the text tower cannot read it."""
-        found = self._kept.get(wording)
-        if found is None:
-            found = self._kept[wording] = self._make(wording)
-        self._kept.move_to_end(wording)
-        self._used.add(wording)
-        return found
+    def head(self, key: PromptKey) -> TextHead:
+        """The text head of that key; ValueError if the text tower cannot read its names or templates."""
+        head = self._heads.get(key)
+        if head is None:
+            head = self._heads[key] = self._make(key)
+        self._heads.move_to_end(key)
+        self._used.add(key)
+        return head
 
     def trim(self) -> None:
-        """Forget what was not used for longest, until the rest is within the limit."""
-        for wording in self._used:  # the others weigh what they did
-            weight = _nbytes(self._kept[wording])
-            self.nbytes += weight - self._weights.get(wording, 0)
-            self._weights[wording] = weight
+        """Forget the least recently used heads until the rest is within the limit."""
+        for key in self._used:  # only these can have grown
+            size = _OVERHEAD + self._heads[key].nbytes
+            self.nbytes += size - self._sizes.get(key, 0)
+            self._sizes[key] = size
         self._used.clear()
         while self.nbytes > self._limit:
-            wording, _ = self._kept.popitem(last=False)
-            self.nbytes -= self._weights.pop(wording)
+            key, _ = self._heads.popitem(last=False)
+            self.nbytes -= self._sizes.pop(key)
 
-    def _make(self, wording: PromptKey) -> Classifier:
-        model = self._models[wording.model]
-        learned = self._learned
-        if wording.templates is None and learned is not None and learned.model == wording.model:
-            return Classifier(wording.classes, model, "clip", templates=learned.template, context=learned.context)
-        return Classifier(wording.classes, model, "clip", templates=wording.templates or DEFAULT_TEMPLATE)
-
-
-_PER_LIST, _PER_TEXT = 4096, 2048
-"""Bytes of the objects around the numbers, which outweigh them where lists and texts are short; measured."""
-
-
-def _nbytes(classifier: Classifier) -> int:
-    """Of the names, the features, the embeddings, and the graphs that tuning left behind."""
-    wordings = [classifier._prompts, *(value for name, value in vars(classifier).items() if name == "_words")]
-    return _PER_LIST + sum(map(_prompts_nbytes, wordings))
-
-
-def _prompts_nbytes(prompts: ClassPrompts) -> int:
-    total = 0 if prompts._features is None else prompts._features.nbytes
-    for template in prompts._templates:
-        lengths = template._texts.lengths
-        in_graphs = sum(template._tokens(first, last) for first, last in template._graphs)
-        total += len(lengths) * _PER_TEXT + sum(lengths) * template.context.shape[-1] * 4
-        total += int(in_graphs * (template._token_bytes or 0))
-    return total
+    def _make(self, key: PromptKey) -> TextHead:
+        model, learned = self._models[key.model], self._learned
+        if key.templates is None and learned is not None and learned.model == key.model:
+            return TextHead(key.classes, model, learned.template, learned.context, self._reward_model)
+        return TextHead(key.classes, model, key.templates or DEFAULT_TEMPLATE, reward_model=self._reward_model)

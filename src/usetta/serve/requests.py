@@ -1,4 +1,4 @@
-"""The way of a request from its body to its answer: in a place, in time, and as long as the caller is there."""
+"""A request from its body to its answer: in a slot, in time, and only as long as the caller is connected."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -9,79 +9,86 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from usetta import methods
+from usetta.adaptive import ADAPTIVE, most_views
 from usetta.images import ImageError
 from usetta.methods.recipe import Recipe
 from usetta.prompts import TEMPLATES
-from usetta.serve.errors import ApiError, unreadable
-from usetta.serve.guards import notes
+from usetta.serve.middleware import log_fields
 from usetta.serve.parsing import ParsedRequest, check_content_type
 from usetta.serve.prompt_cache import PromptKey
-from usetta.serve.schemas import Options
+from usetta.serve.schemas import ApiError, ClassifyOptions, unreadable_image
 from usetta.serve.service import ModelService
 from usetta.serve.settings import Limits
-from usetta.serve.worker import Question, RefusedError
+from usetta.serve.worker import ClassifyTask, RefusedError
 
 T = TypeVar("T")
 
-GONE = 499
-"""What the log says of a caller who hung up; nobody gets to see this status."""
+DISCONNECTED = 499
+"""The status in the log if the caller hung up; nobody receives it."""
 
 
-async def attend(
-    request: Request, engine: ModelService, respond: Callable[[bytes], Coroutine[Any, Any, Response]]
+async def handle(
+    request: Request, service: ModelService, respond: Callable[[bytes], Coroutine[Any, Any, Response]]
 ) -> Response:
-    """What `respond` makes of the body of a request, which has a place and its time.
+    """What `respond` makes of the body of a request, within its time.
 
-    The place is taken before the body is read, so that the bodies in memory are as many as the places.
+    The slot is taken before the body is read, so that there are never more bodies in memory than slots.
     """
-    seconds, arrived = engine.settings.limits.seconds, False
-    with engine.place():
+    seconds, arrived = service.settings.limits.seconds, False
+    with service.slot():
         try:
             async with asyncio.timeout(seconds):
                 body = b"".join([chunk async for chunk in request.stream()])
                 arrived = True
-                return await _while_there(request, respond(body))
+                return await _while_connected(request, respond(body))
         except TimeoutError:
-            raise _late(seconds, arrived) from None
+            raise _timeout_error(seconds, arrived) from None
         except ClientDisconnect:
-            return Response(status_code=GONE)
+            return Response(status_code=DISCONNECTED)
 
 
-async def attend_question(
+async def handle_task(
     request: Request,
-    engine: ModelService,
-    read: Callable[[str, bytes], ParsedRequest],
-    respond: Callable[[ParsedRequest, Question], Coroutine[Any, Any, Response]],
+    service: ModelService,
+    parse: Callable[[str, bytes], ParsedRequest],
+    respond: Callable[[ParsedRequest, ClassifyTask], Coroutine[Any, Any, Response]],
 ) -> Response:
-    """The response to a request whose body is understood by `read`, in a thread, and answered by `respond`."""
+    """The response to a request whose body is understood by `parse`, in a thread, and answered by `respond`."""
     content_type = request.headers.get("content-type", "")
     check_content_type(content_type, request.headers.get("content-encoding", ""))
 
     async def process(body: bytes) -> Response:
-        asked = await asyncio.get_running_loop().run_in_executor(engine.pool, read, content_type, body)
-        question = ask(asked.options, engine)
-        (recipe,) = question.recipes
-        notes(request.scope).update(method=recipe.name, views=question.views, images=len(asked.uploads))
-        return await respond(asked, question)
+        parsed = await asyncio.get_running_loop().run_in_executor(service.pool, parse, content_type, body)
+        task = make_task(parsed.options, service)
+        (recipe,) = task.recipes
+        fields = {"method": recipe.name, "views": parsed.options.views, "images": len(parsed.uploads)}
+        log_fields(request.scope).update(fields)
+        return await respond(parsed, task)
 
-    return await attend(request, engine, process)
+    return await handle(request, service, process)
 
 
-def ask(options: Options, engine: ModelService, *, also: Sequence[str] = ()) -> Question:
-    """The question that `options` ask, of other methods `also`, within the limits that need the library to be known."""
-    limits = engine.settings.limits
-    recipes = tuple(dict.fromkeys(_recipe(method, limits) for method in (options.method, *also)))
-    model = options.model or engine.default
-    if model not in engine.models:
-        message = f"model: this server does not have {model!r}; it has {', '.join(engine.models)}"
+def make_task(options: ClassifyOptions, service: ModelService, extra_methods: Sequence[str] = ()) -> ClassifyTask:
+    """The task of `options` and of `extra_methods`; checks the limits that a schema cannot."""
+    limits = service.settings.limits
+    recipes = tuple(dict.fromkeys(_recipe(method, limits) for method in (options.method, *extra_methods)))
+    model = options.model or service.default
+    if model not in service.models:
+        message = f"model: this server does not have {model!r}; it has {', '.join(service.models)}"
         raise ApiError(422, "unknown_model", message, field="model")
     templates = tuple(options.templates) if options.templates else None
     count = sum(len(TEMPLATES.get(template, ("",))) for template in templates or ())
     if count > limits.templates:
         message = f"templates: {count} are more than the limit of {limits.templates}"
         raise ApiError(422, "invalid_request", message, field="templates")
-    wording = PromptKey(model, tuple(options.classes), templates)
-    return Question(wording, recipes, options.views, options.augmix, options.seed)
+    return ClassifyTask(
+        PromptKey(model, tuple(options.classes), templates),
+        recipes,
+        views=min(most_views(options.views), limits.views),
+        adaptive=options.views == ADAPTIVE,
+        augmix=options.augmix,
+        seed=options.seed,
+    )
 
 
 def _recipe(method: str, limits: Limits) -> Recipe:
@@ -96,29 +103,31 @@ def _recipe(method: str, limits: Limits) -> Recipe:
 
 
 async def answer_one(
-    engine: ModelService, asked: ParsedRequest, question: Question, place: int = 0
+    service: ModelService, parsed: ParsedRequest, task: ClassifyTask, number: int = 0
 ) -> dict[str, Any] | ApiError:
-    """The answer about one of the images, or what is wrong with it; what is wrong with the question is raised."""
-    upload = asked.uploads[place]
+    """The answer about one of the images, or what is wrong with it; what is wrong with the task is raised."""
+    upload = parsed.uploads[number]
     try:
-        found = await engine.answer(question, upload)
+        prediction = await service.predict(task, upload)
     except ImageError as error:
-        return unreadable(error, upload.field)
+        return unreadable_image(error, upload.field)
     except RefusedError as error:
         raise ApiError(422, "invalid_request", str(error)) from error
-    answer = found.as_dict(asked.options.top)
-    told = {"source": answer.pop("source"), "model": question.wording.model, "method": question.recipes[0].name}
-    return told | answer
+    answer = prediction.as_dict(parsed.options.top)
+    head = {"source": answer.pop("source"), "model": task.prompts.model, "method": task.recipes[0].name}
+    return head | answer
 
 
-async def answer_all(engine: ModelService, asked: ParsedRequest, question: Question) -> list[dict[str, Any] | ApiError]:
+async def answer_all(
+    service: ModelService, parsed: ParsedRequest, task: ClassifyTask
+) -> list[dict[str, Any] | ApiError]:
     """The answers about all images, or for each what is wrong with it."""
-    return await _all(answer_one(engine, asked, question, i) for i in range(len(asked.uploads)))
+    return await _gather(answer_one(service, parsed, task, number) for number in range(len(parsed.uploads)))
 
 
-async def _all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results in order; when one fails, the others are given up."""
-    tasks = [asyncio.ensure_future(each) for each in work]
+async def _gather(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results in order; when one fails, the others are cancelled, which `asyncio.gather` does not do."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
     try:
         return await asyncio.gather(*tasks)
     finally:
@@ -126,30 +135,26 @@ async def _all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
             task.cancel()
 
 
-async def _while_there(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is given up when the caller hangs up."""
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_hung_up(request))
+async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the caller hangs up."""
+    task, disconnect = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(request))
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
         raise ClientDisconnect
     finally:
-        await _ended(task, gone)
+        for future in (task, disconnect):
+            future.cancel()
+        await asyncio.gather(task, disconnect, return_exceptions=True)
 
 
-async def _ended(*tasks: asyncio.Future[Any]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _hung_up(request: Request) -> None:
+async def _disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-def _late(seconds: float, arrived: bool) -> ApiError:
+def _timeout_error(seconds: float, arrived: bool) -> ApiError:
     if arrived:
         return ApiError(504, "timeout", f"there was no answer within {seconds:g} s")
     message = f"the body did not arrive within {seconds:g} s"

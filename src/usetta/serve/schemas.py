@@ -1,10 +1,22 @@
-"""Requests and answers as the OpenAPI document tells them; the limits of this very server are part of it."""
+"""Requests, answers and errors as callers see them; the OpenAPI document states the limits of this very server.
 
+Every error has one shape, and never a stack trace:
+
+    {"error": {"code": "too_large", "message": "the body is larger than ...", "field": "image"}}
+
+`code` is for programs and does not change; `message` is for people, and is the library's own where it has one.
+"""
+
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, WrapValidator, create_model
+from pydantic_core import PydanticCustomError
+from starlette.responses import JSONResponse
 
+from usetta.adaptive import ADAPTIVE, STAGES, Views
+from usetta.images import ImageError
 from usetta.serve.settings import Limits
 
 EXAMPLE_IMAGE = "iVBORw0KGgoAAAANSUhEUgAAAAIAAAACCAIAAAD91JpzAAAAEklEQVR42mP4X8EgJycHwkAWABt6A6Oa77sGAAAAAElFTkSuQmCC"
@@ -12,7 +24,51 @@ EXAMPLE_IMAGE = "iVBORw0KGgoAAAANSUhEUgAAAAIAAAACCAIAAAD91JpzAAAAEklEQVR42mP4X8E
 EXAMPLE_CLASSES = ["tabby cat", "red fox", "golden retriever"]
 
 
-class Options(BaseModel):
+class ApiError(Exception):
+    """What a caller gets instead of an answer."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        field: str | None = None,
+        error_id: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.field = field
+        self.error_id = error_id
+        self.headers = dict(headers or {})
+
+    def as_dict(self) -> dict[str, Any]:
+        """The inside of the body."""
+        values = {"code": self.code, "message": self.message, "field": self.field, "id": self.error_id}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def response(self) -> JSONResponse:
+        """The whole answer."""
+        return JSONResponse({"error": self.as_dict()}, status_code=self.status, headers=self.headers)
+
+
+def unreadable_image(error: ImageError, field: str) -> ApiError:
+    """An image that cannot be opened."""
+    return ApiError(422, "unreadable_image", f"{field}: {error.reason}", field=field)
+
+
+def invalid_request(error: ValidationError) -> ApiError:
+    """The first thing that is wrong with a request; what was sent is not repeated."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
+    message = f"{field}: {first['msg']}" if field else first["msg"]
+    return ApiError(422, "invalid_request", message, field=field or None)
+
+
+class ClassifyOptions(BaseModel):
     """What to do with an image."""
 
     model_config = ConfigDict(extra="forbid")
@@ -20,7 +76,11 @@ class Options(BaseModel):
     classes: list[str] = Field(description="Names of the classes to choose from.", examples=[EXAMPLE_CLASSES])
     method: str = Field("se", description="A name of `/v1/methods`, also as `tpt+se` or `use:steps=2`.")
     model: str | None = Field(None, description="A name of `/v1/models`; by default the server's own.")
-    views: int = Field(64, ge=1, description="Views of the image, itself included.")
+    views: Views = Field(
+        ADAPTIVE,
+        description="Views of the image, itself included; `adaptive`: up to "
+        f"{STAGES[-1]}, but fewer where the first ones leave no doubt.",
+    )
     augmix: bool = Field(False, description="AugMix on the strong views.")
     seed: int = Field(0, ge=0, le=2**63 - 1, description="Seed of the views.")
     templates: list[str] | None = Field(
@@ -29,44 +89,41 @@ class Options(BaseModel):
     top: int = Field(5, ge=1, description="How many classes are ranked in the answer.")
 
 
-class ClassifyRequest(Options):
+class ClassifyRequest(ClassifyOptions):
     """One image."""
 
     image: str = Field(description="An image file in base64.", json_schema_extra={"contentEncoding": "base64"})
 
 
-class BatchRequest(Options):
+class BatchRequest(ClassifyOptions):
     """Several images, one class list."""
 
     images: list[str] = Field(description="Image files in base64.")
 
 
 @dataclass(frozen=True)
-class Requests:
+class RequestSchemas:
     """The same with the limits of a server."""
 
-    options: type[Options]
+    options: type[ClassifyOptions]
     one: type[ClassifyRequest]
     many: type[BatchRequest]
 
 
-def requests(limits: Limits) -> Requests:
-    """What a server with these limits takes."""
+def request_schemas(limits: Limits) -> RequestSchemas:
+    """What a server with these limits accepts."""
     text = Annotated[str, Field(min_length=1, max_length=limits.name_length)]
-    plain = Options.model_fields
+    plain = ClassifyOptions.model_fields
     own: dict[str, Any] = {
         "classes": (Annotated[list[text], Field(min_length=1, max_length=limits.classes)], plain["classes"]),
         "method": (text, plain["method"]),
         "model": (text | None, plain["model"]),
-        "views": (
-            Annotated[int, Field(ge=1, le=limits.views)],
-            Field(min(plain["views"].default, limits.views), description=plain["views"].description),
-        ),
+        "views": (_views_type(limits.views), plain["views"]),
         "templates": (Annotated[list[text] | None, Field(max_length=limits.templates)], plain["templates"]),
     }
     images = Annotated[list[str], Field(min_length=1, max_length=limits.images)]
-    return Requests(
-        create_model("Options", __base__=Options, **own),
+    return RequestSchemas(
+        create_model("ClassifyOptions", __base__=ClassifyOptions, **own),
         create_model("ClassifyRequest", __base__=ClassifyRequest, **own),
         create_model(
             "BatchRequest", __base__=BatchRequest, **own, images=(images, BatchRequest.model_fields["images"])
@@ -74,25 +131,46 @@ def requests(limits: Limits) -> Requests:
     )
 
 
-class Ranked(BaseModel):
+def _views_type(most: int) -> Any:
+    """A number of views up to `most`, or "adaptive".
+
+    Not a union of two types, whose errors would speak of both and name neither field nor value well.
+    """
+    number = {"type": "integer", "minimum": 1, "maximum": most}
+    schema = {"anyOf": [number, {"type": "string", "const": ADAPTIVE}]}
+    return Annotated[int, Field(ge=1, le=most), WrapValidator(_number_or_adaptive), WithJsonSchema(schema)]
+
+
+def _number_or_adaptive(value: Any, check_number: Callable[[Any], int]) -> Views:
+    if value == ADAPTIVE:
+        return ADAPTIVE
+    try:
+        return check_number(value)
+    except ValidationError as error:
+        if error.errors()[0]["type"] in ("greater_than_equal", "less_than_equal"):
+            raise
+        raise PydanticCustomError("views", "Input should be a valid integer, or 'adaptive'") from error
+
+
+class RankedClass(BaseModel):
     """A class and its probability."""
 
     label: str
     probability: float
 
 
-class Why(BaseModel):
+class Reasons(BaseModel):
     """How the answer came about."""
 
     reason: str = Field(description="In one plain sentence.")
-    views: int = Field(description="How many views were looked at.")
+    views: int = Field(description="How many views were used.")
     skipped: bool | None = Field(
         description="Whether tuning was left out because the views agree; null without tuning."
     )
-    before: Ranked | None = Field(description="The answer without tuning; null where the method tunes nothing.")
-    tuned_on: list[int] = Field(description="Views that the loss looked at; 0 is the image itself.")
+    before: RankedClass | None = Field(description="The answer without tuning; null where the method tunes nothing.")
+    tuned_on: list[int] = Field(description="Views that the loss was computed on; 0 is the image itself.")
     delta: float | None = Field(description="δ: share of the strong views that are less confident than the weak one.")
-    beta: float | None = Field(description="β: weight of the weak view; null where views are weighed one by one.")
+    beta: float | None = Field(description="β: weight of the weak view; null where each view has a weight of its own.")
     chosen_views: list[int] = Field(description="The most confident strong views, most confident first.")
     chosen_labels: list[str] = Field(description="The class that each of them chose before tuning.")
     entropies: list[float] = Field(description="Of each view's own prediction before tuning, in nats.")
@@ -123,38 +201,38 @@ _ANSWER: dict[str, Any] = {
 }
 
 
-class Answer(BaseModel):
+class ImageAnswer(BaseModel):
     """The class of an image, and why."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [_ANSWER]})
 
-    source: str = Field(description="The name of the uploaded file, or its place in the request.")
+    source: str = Field(description="The name of the uploaded file, or its position in the request.")
     model: str
     method: str
     label: str
     probability: float
-    ranked: list[Ranked] = Field(description="The most probable classes.")
-    zero_shot: Ranked = Field(description="What the image alone says, untuned.")
-    why: Why
+    ranked: list[RankedClass] = Field(description="The most probable classes.")
+    zero_shot: RankedClass = Field(description="The answer of zero-shot CLIP: the image alone, nothing tuned.")
+    why: Reasons
 
 
-class Problem(BaseModel):
+class ErrorDetail(BaseModel):
     """What went wrong."""
 
     code: str = Field(description="For programs.", examples=["unreadable_image"])
     message: str = Field(description="For people.", examples=["image: file is truncated"])
-    field: str | None = Field(None, description="The part of the request that is to blame.", examples=["image"])
-    id: str | None = Field(None, description="What to look for in the server's log, of an error that is its own.")
+    field: str | None = Field(None, description="The part of the request that is wrong.", examples=["image"])
+    id: str | None = Field(None, description="For an internal error: the id to search for in the server's log.")
 
 
 class ErrorBody(BaseModel):
     """The body of every answer that is an error."""
 
-    error: Problem
+    error: ErrorDetail
 
 
 class BadImage(ErrorBody):
-    """What stands in the place of an image that cannot be read."""
+    """An image of a batch that cannot be read."""
 
     source: str
 
@@ -162,20 +240,20 @@ class BadImage(ErrorBody):
 class BatchAnswer(BaseModel):
     """An answer or an error for each image, in the order they were sent."""
 
-    answers: list[Answer | BadImage]
+    answers: list[ImageAnswer | BadImage]
 
 
-class Method(BaseModel):
-    """A method by its name."""
+class MethodInfo(BaseModel):
+    """A method and what it does."""
 
     name: str
     description: str
 
 
-class Methods(BaseModel):
+class MethodList(BaseModel):
     """What `method` may be: a name, `NAME+READOUT`, `NAME:SETTING=VALUE`."""
 
-    methods: list[Method]
+    methods: list[MethodInfo]
     readouts: list[str]
 
 
@@ -187,13 +265,13 @@ class ServedModel(BaseModel):
     image_size: int = Field(description="Side of its views in pixels.")
 
 
-class ServedModels(BaseModel):
+class ServedModelList(BaseModel):
     """What `model` may be."""
 
     models: list[ServedModel]
 
 
-class State(BaseModel):
-    """A word on how the server is."""
+class ServerStatus(BaseModel):
+    """Whether the server is alive or ready."""
 
     status: str

@@ -1,183 +1,233 @@
-"""The server without HTTP: places for requests, threads that make views, and one thread that owns the models.
+"""The server without HTTP: slots for requests, threads that make views, and one thread that owns the models.
 
-There is no time that an image waits for company: what arrives while the model is busy goes together when it is free.
+An image goes to the thread pool (`Pipeline.make_stage`) and then, as a job, to the model thread (`Pipeline.encode`); an
+adaptive one goes round until it is settled. No job waits for others to fill a batch: those that arrive while the model
+is busy are taken together when it is free.
 """
 
 import asyncio
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from threading import Thread
-from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from usetta.coop import load_context, template_of
-from usetta.images import image_id, open_image
+from usetta.episode import Episode
+from usetta.feature_cache import FeatureCache
 from usetta.models import Model, ModelError, load_model
+from usetta.pipeline import ImageRequest, PendingImage, Pipeline
 from usetta.prediction import Explanation, Prediction
-from usetta.serve.errors import ApiError
-from usetta.serve.metrics import Metrics
+from usetta.serve.monitoring import ServerMetrics
 from usetta.serve.parsing import Upload
-from usetta.serve.prompt_cache import Learned, PromptCache
-from usetta.serve.queue import JobQueue, ViewBudget
+from usetta.serve.prompt_cache import LearnedContext, PromptCache, PromptKey
+from usetta.serve.schemas import ApiError
 from usetta.serve.settings import Settings
-from usetta.serve.worker import Job, Question, solve
-from usetta.views import ViewRecipe, make_views
+from usetta.serve.worker import ClassifyTask, Job, JobQueue, ViewBudget, process
+from usetta.views import ViewRecipe
+from usetta.views.show import as_bytes
+
+_KEPT_PIXELS = 4_000_000
+"""An image of more pixels is not kept open between stages but decoded again: 64 requests may hold one each."""
 
 _log = logging.getLogger("usetta.serve")
 
 
 class ModelService:
-    """Answers questions about images with the models of `settings`, or with `model` in place of the first.
+    """Answers tasks about images with the models of `settings`, or with `model` in place of the first.
 
-    Its methods are for the event loop, but for the constructor.
+    Its methods are for the event loop, except for the constructor.
     """
 
-    def __init__(self, settings: Settings, metrics: Metrics, model: Model | None = None) -> None:
+    def __init__(self, settings: Settings, metrics: ServerMetrics, model: Model | None = None) -> None:
         self.settings = settings
         self.models: dict[str, Model] = {}
-        """By name, the default first; complete when the engine is ready."""
-        self.ready = False
-        self.leaving = False
-        """Whether the server is about to stop: nothing new is begun."""
+        """By name, the default first; complete when the service is ready."""
+        self.is_ready = False
+        self.is_shutting_down = False
+        """Whether new requests are refused because the server is about to end."""
         self.failure: Exception | None = None
-        """Why the models could not be loaded, or the thread that owns them has ended."""
-        self.taken = 0
-        """Requests that have a place."""
+        """Why the models could not be loaded, or the model thread has ended."""
+        self.in_flight = 0
+        """Requests that hold a slot: being read, waiting or being answered."""
+        self.seconds_per_view: float | None = None
+        """A moving average; None before the first answer."""
         self.pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="usetta-images")
         self._metrics = metrics
         self._given = model
-        self._line = JobQueue()
-        self._room = ViewBudget(settings.views_ahead)
-        self._worker = Thread(target=self._work, name="usetta-model", daemon=True)
-        self._pace = 0.1
-        self.seconds_per_view: float | None = None
-        """Of late; None before the first answer."""
+        self._pipelines: dict[str, Pipeline] = {}
+        self._prompts: PromptCache | None = None
+        self._queue = JobQueue()
+        self._budget = ViewBudget(settings.views_ahead)
+        self._thread = Thread(target=self._run, name="usetta-model", daemon=True)
+        self._seconds_per_job = 0.1
 
     def start(self) -> None:
-        """Begin to load the models, and to answer once they are there."""
-        self._worker.start()
+        """Start to load the models, and to answer once they are loaded."""
+        self._thread.start()
 
     def stop(self) -> None:
         """Answer what waits, and end the threads."""
-        self.leaving = True
+        self.is_shutting_down = True
         self.pool.shutdown(cancel_futures=True)
-        self._line.close()
-        if self.ready:  # else it is loading, which may take minutes that nobody wants to wait
-            self._worker.join()
+        self._queue.close()
+        if self.is_ready:  # otherwise it is still loading, which may take minutes
+            self._thread.join()
 
     @property
     def default(self) -> str:
-        """The name of the model that answers if none is named."""
+        """The name of the model that answers requests which name none."""
         return next(iter(self.models))
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that wait for the model."""
+        return len(self._queue)
 
     def check_ready(self) -> None:
         """Refuse what cannot be answered now."""
-        if self.leaving:
-            raise ApiError(503, "shutting_down", "the server is stopping", headers={"retry-after": "5"})
-        if not self.ready:
+        if self.is_shutting_down:
+            raise ApiError(503, "shutting_down", "the server is shutting down", headers={"retry-after": "5"})
+        if not self.is_ready:
             raise ApiError(503, "loading", "the model is not loaded yet", headers={"retry-after": "5"})
 
     @contextmanager
-    def place(self) -> Iterator[None]:
-        """One of the places for requests; without a free one, the caller is told when to come back."""
+    def slot(self) -> Iterator[None]:
+        """One of the slots for requests; without a free one, the error says when to try again."""
         self.check_ready()
         limit = self.settings.limits.queue
-        if self.taken >= limit:
-            seconds = max(1, math.ceil(self.taken * self._pace))
+        if self.in_flight >= limit:
+            seconds = max(1, math.ceil(self.in_flight * self._seconds_per_job))
             raise ApiError(
                 503,
                 "queue_full",
-                f"{limit} requests are waiting, as many as the server takes; try again in {seconds} s",
+                f"{limit} requests are in progress, as many as the server takes; try again in {seconds} s",
                 headers={"retry-after": str(seconds)},
             )
-        self._hold(1)
+        self._count_in_flight(1)
         try:
             yield
         finally:
-            self._hold(-1)
+            self._count_in_flight(-1)
 
-    def _hold(self, places: int) -> None:
-        self.taken += places
-        self._metrics.queue.set(self.taken)
+    def _count_in_flight(self, change: int) -> None:
+        self.in_flight += change
+        self._metrics.queue.set(self.in_flight)
 
-    async def answer(self, question: Question, upload: Upload) -> Prediction:
-        """The answer of the first method about one image; ImageError and RefusedError tell what is wrong with either.
+    async def predict(self, task: ClassifyTask, upload: Upload) -> Prediction:
+        """The prediction of the task's first method; an ImageError or RefusedError says what is wrong.
 
-        A caller who no longer wants it cancels, and the image leaves the line unless it is being worked on.
+        To cancel it takes the image out of the queue, unless the model is working on it.
         """
-        _, answers = await self._answers(question, upload)
-        return answers[0]
+        _, predictions = await self._answer(task, upload, keep_pixels=False)
+        return predictions[0]
 
-    async def explain(self, question: Question, upload: Upload) -> list[Explanation]:
-        """The answer of every method about one image, with the views that it comes from; errors as in `answer`."""
-        pixels, answers = await self._answers(question, upload)
-        images = await asyncio.get_running_loop().run_in_executor(self.pool, _as_images, pixels)
-        names = [recipe.name for recipe in question.recipes]
-        return [Explanation(each, name, images) for each, name in zip(answers, names, strict=True)]
+    async def explain(self, task: ClassifyTask, upload: Upload) -> list[Explanation]:
+        """The prediction of every method together with the views it was made from; errors as in `predict`."""
+        episode, predictions = await self._answer(task, upload, keep_pixels=True)
+        assert episode.pixels is not None
+        views = await asyncio.get_running_loop().run_in_executor(self.pool, as_bytes, episode.pixels)
+        return [
+            Explanation(prediction, recipe.name, views)
+            for prediction, recipe in zip(predictions, task.recipes, strict=True)
+        ]
 
-    async def _answers(self, question: Question, upload: Upload) -> tuple[Tensor, list[Prediction]]:
-        views = 1 if question.weak_only else question.views
-        async with self._room.take(views):
-            loop = asyncio.get_running_loop()
-            pixels = await loop.run_in_executor(self.pool, self._look, replace(question, views=views), upload)
-            job = Job(question, upload.source, pixels)
-            self._line.put(job)
-            return pixels, await asyncio.wrap_future(job.answer)
+    async def _answer(
+        self, task: ClassifyTask, upload: Upload, *, keep_pixels: bool
+    ) -> tuple[Episode, list[Prediction]]:
+        request = self._request(task, upload, keep_pixels)
+        pipeline, pending = self._pipelines[task.prompts.model], PendingImage(request)
+        loop = asyncio.get_running_loop()
+        async with self._budget.reserve(request.views.views):
+            while True:
+                await loop.run_in_executor(self.pool, _make_stage, pipeline, pending)
+                job = Job(task, upload.source, pending)
+                self._queue.put(job)
+                predictions = await asyncio.wrap_future(job.result)
+                if predictions is not None:
+                    assert pending.episode is not None
+                    return pending.episode, predictions
 
-    def _look(self, question: Question, upload: Upload) -> Tensor:
-        """The views of an image, as `Classifier` makes them."""
-        image = open_image(upload.file(), max_pixels=self.settings.limits.pixels)
-        size = self.models[question.wording.model].image_size
-        recipe = ViewRecipe(views=question.views, size=size, augmix=question.augmix, seed=question.seed)
-        return make_views(image, image_id(image), recipe)
+    def _request(self, task: ClassifyTask, upload: Upload, keep_pixels: bool) -> ImageRequest:
+        size = self.models[task.prompts.model].image_size
+        every = ViewRecipe(views=task.views, size=size, augmix=task.augmix, seed=task.seed)
+        adaptive = task.adaptive and not task.weak_only
+        return ImageRequest(
+            upload.file,
+            replace(every, views=1) if task.weak_only else every,
+            settled=partial(self._is_settled, task.prompts) if adaptive else None,
+            hidden=task.needs_hidden,
+            reward=task.needs_rewards,
+            keep_pixels=keep_pixels,
+            max_pixels=self.settings.limits.pixels,
+            part_of=every,
+        )
 
-    def _work(self) -> None:
+    def _is_settled(self, key: PromptKey, features: Tensor) -> bool:
+        """Called by `Pipeline.encode`, that is in the model thread, which owns the prompts."""
+        assert self._prompts is not None
+        return self._prompts.head(key).is_settled(features)
+
+    def _run(self) -> None:
+        """The model thread."""
         try:
-            texts = PromptCache(self.models, self.settings.text_bytes, self._load())
-            self.ready = True
-            while jobs := self._line.take(self.settings.batch_views):
-                self._solve(jobs, texts)
-                del jobs  # else the views stay in memory until the next request
-        except Exception as error:  # noqa: BLE001 - whatever it is, the server must know and stop
-            self.ready, self.failure = False, error
+            self._prompts = prompts = self._load()
+            self.is_ready = True
+            while jobs := self._queue.take(self.settings.batch_views):
+                self._process(jobs, prompts)
+                del jobs  # otherwise the views stay in memory until the next request
+        except Exception as error:  # noqa: BLE001 - whatever it is, the server must know and end
+            self.is_ready, self.failure = False, error
 
-    def _solve(self, jobs: list[Job], texts: PromptCache) -> None:
+    def _process(self, jobs: Sequence[Job], prompts: PromptCache) -> None:
         start = time.perf_counter()
-        solve(jobs, self.models, texts)
-        texts.trim()
+        process(jobs, self._pipelines, prompts)
+        prompts.trim()
         seconds = time.perf_counter() - start
-        self._pace += 0.1 * (seconds / len(jobs) - self._pace)
-        per_view = seconds / sum(len(job.pixels) for job in jobs)
+        self._seconds_per_job += 0.1 * (seconds / len(jobs) - self._seconds_per_job)
+        per_view = seconds / sum(job.views for job in jobs)
         before = per_view if self.seconds_per_view is None else self.seconds_per_view
         self.seconds_per_view = before + 0.3 * (per_view - before)
         self._metrics.batches.observe(len(jobs))
-        self._metrics.text_lists.set(len(texts))
-        self._metrics.text_bytes.set(texts.nbytes)
+        self._metrics.text_lists.set(len(prompts))
+        self._metrics.text_bytes.set(prompts.nbytes)
 
-    def _load(self) -> Learned | None:
+    def _load(self) -> PromptCache:
         settings = self.settings
-        first = self._given or load_model(settings.model, precision=settings.precision, device=settings.device)
+        first = self._given or self._load_model(settings.model)
         self.models[first.name] = first
-        for name in settings.also:
-            model = load_model(name, precision=settings.precision, device=settings.device, offline=True)
+        for name in settings.extra_models:
+            model = self._load_model(name, offline=True)
             if model.name in self.models:
                 raise ModelError(f"two models are called {model.name}: {name} and one before it")
             self.models[model.name] = model
-        _log.info("models", extra={"fields": {"models": list(self.models)}})
-        if settings.context is None:
-            return None
-        return Learned(first.name, load_context(settings.context, first), template_of(settings.context))
+        reward_model = None
+        if settings.reward_model is not None:
+            reward_model = self._load_model(settings.reward_model, offline=True)
+        cache = None if settings.cache is None else FeatureCache(settings.cache.expanduser())
+        for name, model in self.models.items():
+            self._pipelines[name] = Pipeline(model, reward_model=reward_model, cache=cache)
+        learned = None
+        if settings.context is not None:
+            context, template = load_context(settings.context, first), template_of(settings.context)
+            learned = LearnedContext(first.name, context, template)
+        reward_name = reward_model and reward_model.name
+        _log.info("models", extra={"fields": {"models": list(self.models), "reward_model": reward_name}})
+        return PromptCache(self.models, settings.text_bytes, learned, reward_model)
+
+    def _load_model(self, name: str, *, offline: bool = False) -> Model:
+        return load_model(name, device=self.settings.device, precision=self.settings.precision, offline=offline)
 
 
-def _as_images(pixels: Tensor) -> np.ndarray[Any, Any]:
-    """Views (N, 3, S, S) as images (N, S, S, 3) of bytes."""
-    shown = pixels if pixels.dtype == torch.uint8 else (pixels * 255).round().to(torch.uint8)
-    return shown.permute(0, 2, 3, 1).numpy()
+def _make_stage(pipeline: Pipeline, pending: PendingImage) -> None:
+    """The views of the next stage. The open image is dropped where it is large, or not needed any more."""
+    pipeline.make_stage(pending)
+    image = pending.image
+    if image is not None and (len(pending.stages) == 1 or image.width * image.height > _KEPT_PIXELS):
+        pending.image = None

@@ -1,4 +1,4 @@
-"""What a server is told when it starts. Every number that a caller could make large has its limit here."""
+"""The settings of a server. Every number that a caller could make large has its limit here."""
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -6,10 +6,10 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that one caller gets; what is beyond is refused before work is done for it."""
+    """The most that one caller gets; what exceeds it is refused before work is done for it."""
 
     upload: int = 16 * 2**20
-    """Bytes of a request's body, whatever its form: images in JSON are a third longer than they are."""
+    """Bytes of a request's body, in whatever format: images in JSON are a third longer because of base64."""
     pixels: int = 50_000_000
     """Pixels of an image, known from its header before it is decoded."""
     classes: int = 1000
@@ -19,45 +19,50 @@ class Limits:
     templates: int = 8
     """Templates in a request; `ensemble` counts as its seven."""
     views: int = 128
-    """Views of an image."""
+    """Views of an image; adaptive requests stop there, too, if it is less than their own 64."""
     steps: int = 10
     """Tuning steps that a method may ask for (`use:steps=4`)."""
     images: int = 16
     """Images in a batch."""
     queue: int = 64
-    """Requests that are read, waiting or answered at one time; one more is told to come back later."""
+    """Requests that are read, waiting or answered at one time; one more is refused and may try again later."""
     seconds: float = 60.0
     """Time of a request, from its first byte to its answer."""
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            if not getattr(self, each.name) > 0:
-                raise ValueError(f"the limit {each.name} must be above 0, not {getattr(self, each.name)}")
+        for limit in fields(self):
+            # Written so that NaN is refused as well.
+            if not getattr(self, limit.name) > 0:
+                raise ValueError(f"the limit {limit.name} must be above 0, not {getattr(self, limit.name)}")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the server answers with, and whom."""
+    """What the server answers with, and to whom."""
 
     model: str = "auto"
     """The model that answers unless a request names another."""
-    precision: str = "fp32"
-    """Of the image towers: fp32, bf16, fp16 or int8."""
-    device: str | None = None
-    """Where models compute; by default on the CPU."""
-    also: tuple[str, ...] = ()
+    precision: str = "auto"
+    """Of the image towers: auto, fp32, bf16, fp16 or int8."""
+    device: str = "auto"
+    """Where models compute: auto, cpu, cuda or mps."""
+    extra_models: tuple[str, ...] = ()
     """Other models that a request may name. They are loaded at the start, from this machine alone."""
+    reward_model: str | None = None
+    """The model that methods with a reward (RLCF) learn from; by default the model that answers."""
     context: Path | None = None
     """A learned context for `model`, used where a request brings no templates."""
+    cache: Path | None = None
+    """A folder that keeps features of views, so that an image is encoded once; it grows without limit."""
     keys: tuple[str, ...] = field(default=(), repr=False)
-    """Keys that open the server; without any it is open to all who reach it."""
+    """Keys that callers must send; without any, the server is open to all who reach it."""
     limits: Limits = Limits()
     page: bool = True
     """Whether there is a web page at `/` beside the API."""
     threads: int = 2
     """Threads that decode images and make views."""
     batch_views: int = 64
-    """Views that go through the image tower together, if several images wait; one image may have more."""
+    """Views that the model thread takes from the queue at once, if several images wait; one image may have more."""
     views_ahead: int = 1024
     """Views that may be ready and waiting for the model: at 224 pixels 150 KB each, 600 KB with AugMix."""
     text_bytes: int = 2**30

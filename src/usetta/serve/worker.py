@@ -1,24 +1,24 @@
-"""Answers for images that wait together, by the one thread that owns the models.
+"""What the one thread that owns the models does: it takes jobs from a queue and answers them.
 
-Views of all images go through the image tower together, whoever sent them, and once for all methods that are asked
-about; images with the same classes and the same method go through the recipe together. An image's answer does not
-depend on its company but for rounding, and what fails in company is tried again alone, so that one request cannot spoil
+A job is an image whose views have been made (one stage of them, if the request is adaptive). Jobs that wait together
+are taken together: `Pipeline` encodes them, once for all methods that are asked about, and images with the same classes
+and method go through the method together. What fails in a batch is tried again alone, so that one request cannot spoil
 another.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+import asyncio
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from threading import Condition
 from typing import TypeVar
 
-import torch
-from torch import Tensor
-
-from usetta.classifier import Classifier
-from usetta.episode import Episode, check, encode, encode_together, encode_with_hidden
+from usetta.classifier import TextHead
+from usetta.episode import Episode
 from usetta.methods.recipe import Recipe
-from usetta.models import Model
+from usetta.pipeline import PendingImage, Pipeline
 from usetta.prediction import Prediction
 from usetta.serve.prompt_cache import PromptCache, PromptKey
 
@@ -26,23 +26,25 @@ T = TypeVar("T")
 
 
 class RefusedError(ValueError):
-    """The library says no to what was asked, in words that are for the caller."""
+    """The library refuses a request; the message is for the caller."""
 
 
 @dataclass(frozen=True)
-class Question:
+class ClassifyTask:
     """What is asked about an image."""
 
-    wording: PromptKey
+    prompts: PromptKey
     recipes: tuple[Recipe, ...]
     """Methods that answer, no two alike."""
     views: int = 64
+    """At most, if `adaptive`."""
+    adaptive: bool = False
     augmix: bool = False
     seed: int = 0
 
     @property
     def weak_only(self) -> bool:
-        """Whether no method looks at more than the weak view."""
+        """Whether no method uses more than the weak view."""
         return all(recipe.weak_only for recipe in self.recipes)
 
     @property
@@ -50,125 +52,184 @@ class Question:
         """Whether a method tunes the image tower."""
         return any(recipe.needs_hidden for recipe in self.recipes)
 
+    @property
+    def needs_rewards(self) -> bool:
+        """Whether a method learns from rewards."""
+        return any(recipe.loss == "reward" for recipe in self.recipes)
+
 
 @dataclass(eq=False)
 class Job:
-    """An image that waits for the model."""
+    """An image with a stage of views that waits for the model."""
 
-    question: Question
-    source: str
-    pixels: Tensor
-    """Its views (N, 3, S, S)."""
-    answer: Future[list[Prediction]] = field(default_factory=Future)
-    """One for each method."""
+    task: ClassifyTask
+    name: str
+    """Of the image, as the caller knows it."""
+    pending: PendingImage
+    result: Future[list[Prediction] | None] = field(default_factory=Future)
+    """A prediction of each method, or None if the image needs more views and then another job."""
+    views: int = field(init=False)
+    """Of this stage."""
+    _stages: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.views = len(self.pending.stages[0])
+        self._stages = len(self.pending.stages)
+
+    @property
+    def is_encoded(self) -> bool:
+        """Whether the stage has been through the image tower."""
+        return len(self.pending.stages) < self._stages
 
 
-@dataclass(eq=False)
-class _Seen:
-    """A job whose words are known, and then its features."""
+class ViewBudget:
+    """Bounds the number of views in memory; requests get their share in order. For one event loop."""
 
-    job: Job
-    classifier: Classifier
-    episode: Episode | None = None
-    answers: dict[Recipe, Prediction] = field(default_factory=dict)
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._used = 0
+        self._turn = asyncio.Lock()
+        self._freed = asyncio.Event()
+
+    @asynccontextmanager
+    async def reserve(self, views: int) -> AsyncIterator[None]:
+        """Wait until so many are free; an image with more views than the whole budget waits until it is alone."""
+        async with self._turn:  # held while waiting, so that small images do not overtake a large one for ever
+            while self._used and self._used + views > self._size:
+                self._freed.clear()
+                await self._freed.wait()
+            self._used += views
+        try:
+            yield
+        finally:
+            self._used -= views
+            self._freed.set()
+
+
+class JobQueue:
+    """Jobs that are ready for the model, first come first served. Any thread may put, one takes."""
+
+    def __init__(self) -> None:
+        self._jobs: deque[Job] = deque()
+        self._changed = Condition()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def put(self, job: Job) -> None:
+        """Add a job at the end."""
+        with self._changed:
+            self._jobs.append(job)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Let `take` return nothing once all jobs are taken."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def take(self, views: int) -> list[Job]:
+        """Wait for a job and return it with those behind it, up to so many `views`; cancelled jobs are dropped.
+
+        Nothing is returned when the queue is closed and empty.
+        """
+        batch: list[Job] = []
+        with self._changed:
+            while not batch:
+                self._changed.wait_for(lambda: self._jobs or self._closed)
+                if not self._jobs:
+                    return []
+                left = views
+                while self._jobs and (not batch or self._jobs[0].views <= left):
+                    job = self._jobs.popleft()
+                    if job.result.set_running_or_notify_cancel():  # false if the caller has hung up
+                        batch.append(job)
+                        left -= job.views
+        return batch
 
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """What one of its methods has to do."""
+    """One method of a job whose image is encoded."""
 
-    seen: _Seen
+    job: Job
+    head: TextHead
     episode: Episode
     recipe: Recipe
+    predictions: dict[Recipe, Prediction]
+    """Of the whole job so far, shared by its parts."""
 
 
-def solve(jobs: Sequence[Job], models: Mapping[str, Model], texts: PromptCache) -> None:
-    """Give every job its answer or its error."""
-    seen: list[_Seen] = []
+def process(jobs: Sequence[Job], pipelines: Mapping[str, Pipeline], prompts: PromptCache) -> None:
+    """Give every job its result or its error."""
+    heads: dict[Job, TextHead] = {}
 
-    def read(some: Sequence[Job]) -> None:
-        seen.extend(_read(job, models, texts) for job in some)
+    def prepare(batch: Sequence[Job]) -> None:
+        heads.update({job: _checked_head(job.task, prompts) for job in batch})
 
     for job in jobs:
-        _attempt([job], read, lambda job: job)
-    for some in _alike(seen, _tower):
-        _attempt(some, lambda some: _encode(some, models), lambda each: each.job)
-    parts = (
-        _Part(each, each.episode, recipe)
-        for each in seen
-        if each.episode is not None
-        for recipe in each.job.question.recipes
-    )
-    for part in _alike(parts, _recipe):
-        _attempt(part, _answer, lambda each: each.seen.job)
+        _attempt([job], prepare, lambda job: job)
+    for batch in _grouped(heads, lambda job: job.task.prompts.model):
+        pipeline = pipelines[batch[0].task.prompts.model]
+        _attempt(batch, lambda batch, pipeline=pipeline: _encode(batch, pipeline), lambda job: job)  # type: ignore[misc]
+    parts: list[_Part] = []
+    for job, head in heads.items():
+        episode = job.pending.episode
+        if job.result.done():  # it failed
+            continue
+        if not job.pending.is_done or episode is None:
+            job.result.set_result(None)
+            continue
+        predictions: dict[Recipe, Prediction] = {}
+        parts += [_Part(job, head, episode, recipe, predictions) for recipe in job.task.recipes]
+    for group in _grouped(parts, lambda part: (id(part.head), part.recipe)):
+        _attempt(group, _predict, lambda part: part.job)
 
 
-def _read(job: Job, models: Mapping[str, Model], texts: PromptCache) -> _Seen:
-    wording = job.question.wording
+def _checked_head(task: ClassifyTask, prompts: PromptCache) -> TextHead:
     try:
-        classifier = texts.classifier(wording)
-        for recipe in job.question.recipes:
-            check(recipe, models[wording.model], classifier._prompts, job.question.views)
+        head = prompts.head(task.prompts)
+        for recipe in task.recipes:
+            head.check(recipe, task.views)
     except ValueError as error:
         raise RefusedError(str(error)) from error
-    return _Seen(job, classifier)
+    return head
 
 
-def _encode(seen: Sequence[_Seen], models: Mapping[str, Model]) -> None:
-    """Views of several images together through the tower of their model."""
-    model = models[seen[0].job.question.wording.model]
-    pixels = [each.job.pixels for each in seen]
-    if seen[0].job.question.needs_hidden:
-        for each in seen:
-            features, states = encode_with_hidden(model, each.job.pixels)
-            each.episode = Episode(features, hidden=states)
-        return
-    if getattr(model, "device", torch.device("cpu")).type == "cpu":
-        found = [encode(model, own) for own in pixels]  # by itself, so that its features are those of `Classifier`
-    else:
-        found = encode_together(model, pixels)
-    for each, features in zip(seen, found, strict=True):
-        each.episode = Episode(features)
+def _encode(jobs: Sequence[Job], pipeline: Pipeline) -> None:
+    # When a batch fails in the middle, some of it is encoded, and to encode that again would encode its next stage.
+    pipeline.encode([job.pending for job in jobs if not job.is_encoded])
 
 
-def _answer(parts: Sequence[_Part]) -> None:
-    """Images with the same classes and recipe through the recipe."""
-    sources, episodes = [each.seen.job.source for each in parts], [each.episode for each in parts]
+def _predict(parts: Sequence[_Part]) -> None:
+    """Images with the same classes through the same recipe."""
+    head, recipe = parts[0].head, parts[0].recipe
     try:
-        answers = parts[0].seen.classifier._answer(sources, episodes, parts[0].recipe)
+        predictions = head.predict(recipe, [part.episode for part in parts], [part.job.name for part in parts])
     except ValueError as error:
         raise RefusedError(str(error)) from error
-    for part, answer in zip(parts, answers, strict=True):
-        seen, wanted = part.seen, part.seen.job.question.recipes
-        seen.answers[part.recipe] = answer
-        if len(seen.answers) == len(wanted):
-            seen.job.answer.set_result([seen.answers[recipe] for recipe in wanted])
+    for part, prediction in zip(parts, predictions, strict=True):
+        part.predictions[recipe] = prediction
+        wanted = part.job.task.recipes
+        if len(part.predictions) == len(wanted):
+            part.job.result.set_result([part.predictions[recipe] for recipe in wanted])
 
 
-def _tower(seen: _Seen) -> Hashable:
-    question, pixels = seen.job.question, seen.job.pixels
-    return question.wording.model, pixels.dtype, question.needs_hidden
-
-
-def _recipe(part: _Part) -> Hashable:
-    return id(part.seen.classifier), part.recipe, len(part.seen.job.pixels)
-
-
-def _alike(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
+def _grouped(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
     groups: dict[Hashable, list[T]] = defaultdict(list)
     for item in items:
         groups[key(item)].append(item)
     return list(groups.values())
 
 
-def _attempt(items: Sequence[T], work: Callable[[Sequence[T]], None], job: Callable[[T], Job]) -> None:
-    """Do `work` on all `items`, or if that fails on each alone; who fails alone gets the error."""
+def _attempt(items: Sequence[T], work: Callable[[Sequence[T]], None], job_of: Callable[[T], Job]) -> None:
+    """Do `work` on all `items`, or if that fails on each alone; a job whose item fails alone gets the error."""
     try:
         work(items)
-    except Exception as error:  # noqa: BLE001 - whatever it is belongs to a request, and the worker must go on
-        if len(items) == 1:
-            if not job(items[0]).answer.done():  # another of its methods may have failed before
-                job(items[0]).answer.set_exception(error)
-        else:
+    except Exception as error:  # noqa: BLE001 - it belongs to a request, and the thread must go on
+        if len(items) > 1:
             for item in items:
-                _attempt([item], work, job)
+                _attempt([item], work, job_of)
+        elif not job_of(items[0]).result.done():  # another of its methods may have failed before
+            job_of(items[0]).result.set_exception(error)

@@ -120,7 +120,7 @@ def test_single_precision_is_close() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 3])
-def test_every_view_goes_through_the_adapted_tower_if_the_read_out_wants_them(seed: int) -> None:
+def test_every_view_goes_through_the_adapted_tower_if_the_readout_wants_them(seed: int) -> None:
     features, hidden = episode(11, [4])
     naive = naive_ttl(pixels_of(11, 4), MODEL, seed=seed)
     adapted = naive["features"][None]
@@ -218,3 +218,12 @@ def test_settings_about_text_features_are_refused() -> None:
         methods.get("ttl", dispersion=1.0)
     with pytest.raises(ValueError, match="active spares work of the text tower, and tune=lora asks for none"):
         methods.get("ttl", active=3)
+
+
+def test_rank_alpha_and_seed_are_options() -> None:
+    features, hidden = episode(5, [0])
+    usual = run(methods.get("ttl"), features, TEXT, SCALE, hidden=hidden).probs
+    assert LoraTuner(hidden, lr=5e-3, weight_decay=0.01, rank=4).weights[0][0].shape[1] == 4
+    for name in ("ttl:rank=4", "ttl:alpha=8", "ttl:seed=1"):
+        assert (run(methods.get(name), features, TEXT, SCALE, hidden=hidden).probs - usual).abs().max() > 1e-6
+    assert torch.equal(run(methods.get("ttl:rank=16:alpha=32"), features, TEXT, SCALE, hidden=hidden).probs, usual)

@@ -30,7 +30,7 @@ def probabilities(view: Tensor, text: Tensor) -> Tensor:
 
 
 def naive_rlcf(
-    features: Tensor, judge_features: Tensor, judge_text: Tensor | None, names: list[str], tower: TextTransformer
+    features: Tensor, reward_features: Tensor, reward_text: Tensor | None, names: list[str], tower: TextTransformer
 ) -> Tensor:
     """The answer for one image (N, D), whose rewards come from other features of its views and of the classes."""
     ids = tower.tokenize([f"a photo of a {name}." for name in names])
@@ -42,7 +42,7 @@ def naive_rlcf(
 
     context = words[0, 1:5].clone()
     start = encode(context)
-    judge_text = start if judge_text is None else judge_text
+    reward_text = start if reward_text is None else reward_text
     entropies = []
     for view in features:
         p = probabilities(view, start)
@@ -55,11 +55,11 @@ def naive_rlcf(
         for i in confident:
             p = probabilities(features[i], text)
             best = sorted(range(len(names)), key=lambda c: -p[c].item())[:3]
-            rewards = [max(0.0, 2.5 * float(judge_features[i] @ judge_text[c])) for c in best]
+            rewards = [max(0.0, 2.5 * float(reward_features[i] @ reward_text[c])) for c in best]
             baseline = sum(rewards) / len(rewards)
             terms += [(reward - baseline) * -p[c].log() for reward, c in zip(rewards, best, strict=True)]
-        (slope,) = torch.autograd.grad(sum(terms) / len(terms), leaf)
-        first, second = 0.9 * first + 0.1 * slope, 0.999 * second + 0.001 * slope**2
+        (grad,) = torch.autograd.grad(sum(terms) / len(terms), leaf)
+        first, second = 0.9 * first + 0.1 * grad, 0.999 * second + 0.001 * grad**2
         context = context * (1 - 7e-3 * 5e-4)
         context = context - 7e-3 * (first / (1 - 0.9**step)) / ((second / (1 - 0.999**step)).sqrt() + 1e-8)
     return probabilities(features[0], encode(context))
@@ -75,20 +75,20 @@ def test_rlcf_is_its_definition(count: int, classes: int) -> None:
         torch.testing.assert_close(result.probs[i], naive_rlcf(image, image, None, names, TOWER), atol=1e-8, rtol=0)
 
 
-def test_another_model_can_judge() -> None:
-    features, judge = views_of(12, seed=0), views_of(12, seed=1, dim=9)
-    judge_text = views_of(len(NAMES), seed=2, images=1, dim=9)[0]
+def test_another_model_can_be_the_reward_model() -> None:
+    features, rewarding = views_of(12, seed=0), views_of(12, seed=1, dim=9)
+    reward_text = views_of(len(NAMES), seed=2, images=1, dim=9)[0]
     prompts = ClassPrompts(TOWER, NAMES)
-    result = run(methods.get("rlcf"), features, prompts, SCALE, reward=Reward(judge, judge_text))
+    result = run(methods.get("rlcf"), features, prompts, SCALE, reward=Reward(rewarding, reward_text))
     for i, image in enumerate(features):
-        naive = naive_rlcf(image, judge[i], judge_text, NAMES, TOWER)
+        naive = naive_rlcf(image, rewarding[i], reward_text, NAMES, TOWER)
         torch.testing.assert_close(result.probs[i], naive, atol=1e-8, rtol=0)
     assert (result.probs - run(methods.get("rlcf"), features, prompts, SCALE).probs).abs().max() > 1e-6
 
 
-def test_the_judge_goes_with_its_images_when_they_go_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    features, judge = views_of(12, seed=0, images=3), views_of(12, seed=1, images=3, dim=9)
-    reward = Reward(judge, views_of(len(NAMES), seed=2, images=1, dim=9)[0])
+def test_reward_features_go_with_their_images_when_these_go_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    features, rewarding = views_of(12, seed=0, images=3), views_of(12, seed=1, images=3, dim=9)
+    reward = Reward(rewarding, views_of(len(NAMES), seed=2, images=1, dim=9)[0])
     prompts = ClassPrompts(TOWER, NAMES)
     together = run(methods.get("rlcf"), features, prompts, SCALE, reward=reward)
     monkeypatch.setattr("usetta.methods.recipe._MEMORY", 0)
@@ -99,14 +99,14 @@ def test_the_judge_goes_with_its_images_when_they_go_in_parts(monkeypatch: pytes
 def test_the_gradient_is_the_published_formula() -> None:
     generator = torch.Generator().manual_seed(0)
     logits, rewards = (torch.randn(2, 4, 6, generator=generator, dtype=torch.float64) for _ in range(2))
-    found = gradient(lambda z: reward_loss(z, rewards), logits)
+    actual = gradient(lambda z: reward_loss(z, rewards), logits)
     for b in range(2):
         for i in range(4):
             p = logits[b, i].softmax(dim=0)
             best = sorted(range(6), key=lambda c: -float(logits[b, i, c]))[:3]
             baseline = sum(rewards[b, i, c] for c in best) / 3
             expected = sum((rewards[b, i, c] - baseline) * (p - torch.eye(6, dtype=torch.float64)[c]) for c in best)
-            torch.testing.assert_close(found[b, i], expected / (4 * 3), atol=1e-12, rtol=0)
+            torch.testing.assert_close(actual[b, i], expected / (4 * 3), atol=1e-12, rtol=0)
 
 
 def test_fewer_than_three_classes_are_all_ranked() -> None:
@@ -124,9 +124,21 @@ def test_a_reward_is_a_clip_score_and_never_negative() -> None:
     assert scores.tolist() == [[pytest.approx([2.5, 0.0, 1.5])]]
 
 
-def test_a_judge_of_other_views_or_classes_is_refused() -> None:
+def test_a_reward_model_of_other_views_or_classes_is_refused() -> None:
     features, prompts = views_of(4, seed=0), ClassPrompts(TOWER, NAMES)
     with pytest.raises(ValueError, match=r"the same \(2, 4\) views and 7 classes, not \(2, 5\) and 7"):
         run(methods.get("rlcf"), features, prompts, SCALE, reward=Reward(views_of(5, seed=0), prompts.features()))
     with pytest.raises(ValueError, match=r"not \(2, 4\) and 6"):
         run(methods.get("rlcf"), features, prompts, SCALE, reward=Reward(features, prompts.features()[:6]))
+
+
+def test_how_many_classes_are_rewarded_is_an_option() -> None:
+    features, prompts = views_of(12, seed=3), ClassPrompts(TOWER, NAMES)
+    assert methods.get("rlcf").needs_reward
+    assert not methods.get("tpt").needs_reward
+    assert not methods.get("clip", loss="reward").needs_reward
+    usual, same, one = (
+        run(methods.get(name), features, prompts, SCALE).probs for name in ("rlcf", "rlcf:top_k=3", "rlcf:top_k=1")
+    )
+    assert torch.equal(usual, same)
+    assert (usual - one).abs().max() > 1e-4

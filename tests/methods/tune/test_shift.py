@@ -9,7 +9,7 @@ from torch.nn.functional import normalize
 
 from usetta import methods
 from usetta.methods.losses import Reward
-from usetta.methods.recipe import Recipe, run
+from usetta.methods.recipe import run
 from usetta.methods.stats import view_stats
 from usetta.methods.tune.shift import ShiftTuner, through_normalize
 from usetta.methods.tune.steps import logit_gradient
@@ -69,10 +69,10 @@ def test_tps_is_its_definition(views: int, classes: int, steps: int) -> None:
 def test_the_first_step_has_the_published_gradient() -> None:
     features, text = episode(64, 10, seed=3)
     recipe = methods.get("tps")
-    now = view_stats(recipe, SCALE * features @ text.T)
+    stats = view_stats(recipe, SCALE * features @ text.T)
     images = torch.arange(2)
-    views = now.entropies.argsort(dim=1)[:, :6]
-    to_logits = logit_gradient(recipe, now, images, views, Reward(features, text))
+    views = stats.entropies.argsort(dim=1)[:, :6]
+    to_logits = logit_gradient(recipe, stats, images, views, Reward(features, text))
     for i in range(2):
         seen = features[i, views[i]]
         p = (SCALE * seen @ text.T).softmax(dim=-1)
@@ -132,15 +132,13 @@ def test_a_batch_is_its_images_one_by_one(name: str, monkeypatch: pytest.MonkeyP
 
 
 def test_memory_for_the_shifts_is_reckoned_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = []
-    build = ShiftTuner.build.__func__  # type: ignore[attr-defined]
+    sizes, build = [], ShiftTuner.__init__
 
-    def noting(cls: type[ShiftTuner], recipe: Recipe, text: Tensor, images: int) -> ShiftTuner:
+    def noting(tuner: ShiftTuner, text: Tensor, images: int, **settings: float) -> None:
         sizes.append(images)
-        tuner: ShiftTuner = build(cls, recipe, text, images)
-        return tuner
+        build(tuner, text, images, **settings)
 
-    monkeypatch.setattr(ShiftTuner, "build", classmethod(noting))
+    monkeypatch.setattr(ShiftTuner, "__init__", noting)
     features, text = episode(4, 100, seed=0, images=7)
     per_image = 100 * (4 * 4 + 9 * 12) * 8
     monkeypatch.setattr("usetta.methods.recipe._MEMORY", 3 * per_image)

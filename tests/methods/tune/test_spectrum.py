@@ -56,7 +56,7 @@ def naive_sts(features: Tensor, text: Tensor, *, steps: int, penalty: float = 0.
         shift = basis @ leaf
         tuned = [(row + shift) / (row + shift).square().sum().sqrt() for row in text]
         loss = entropy(torch.stack([probabilities(features[i], tuned) for i in confident]).mean(dim=0))
-        if gamma.any():  # at zero the length has no slope
+        if gamma.any():  # at zero the length has no gradient
             loss = loss + penalty * shift.square().sum().sqrt()
         (gradient,) = torch.autograd.grad(loss, leaf)
         first = 0.9 * first + 0.1 * gradient

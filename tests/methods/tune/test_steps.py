@@ -53,9 +53,9 @@ def views_of(images: int, views: int = 24, seed: int = 0) -> Tensor:
     return episode(views, 1, seed, images, dim=24)[0].double()
 
 
-def assert_equal(found: Result, expected: Result, atol: float = 1e-9) -> None:
+def assert_equal(result: Result, expected: Result, atol: float = 1e-9) -> None:
     for field in fields(Result):
-        ours, theirs = getattr(found, field.name), getattr(expected, field.name)
+        ours, theirs = getattr(result, field.name), getattr(expected, field.name)
         torch.testing.assert_close(ours, theirs, atol=atol if ours.is_floating_point() else 0, rtol=0, msg=field.name)
 
 
@@ -178,8 +178,8 @@ def test_one_class_has_all_the_probability_and_its_context_only_decays(
 @pytest.mark.parametrize("active", [8, 9, 1000])
 def test_all_classes_active_is_the_exact_answer(active: int, birds: ClassPrompts) -> None:
     for method in ("use:steps=2", "tpt"):
-        found = run(methods.get(method, active=active), views_of(4), birds, SCALE)
-        assert_equal(found, run(methods.get(method), views_of(4), birds, SCALE), atol=0)
+        result = run(methods.get(method, active=active), views_of(4), birds, SCALE)
+        assert_equal(result, run(methods.get(method), views_of(4), birds, SCALE), atol=0)
 
 
 @pytest.mark.parametrize("method", ["rce:skip=false", "tpt"])

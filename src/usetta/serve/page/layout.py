@@ -1,8 +1,8 @@
 """What one sees before there is an answer, and what happens on a click.
 
 Gradio would load its fonts from elsewhere, send statistics and ask for its newest version; all of that is off. Events
-do not go through Gradio's queue (`queue=False`): the engine has one, and a request that is one HTTP exchange ends when
-its caller hangs up. The page's own image field takes the place of Gradio's, which would write uploads to disk.
+do not go through Gradio's queue (`queue=False`): the server has one, and a request that is one HTTP exchange ends when
+its caller hangs up. The page has an image field of its own instead of Gradio's, which would write uploads to disk.
 """
 
 import json
@@ -13,20 +13,20 @@ import gradio as gr
 from gradio.events import api
 
 from usetta import methods
-from usetta.serve.page.calls import VIEWS
+from usetta.adaptive import ADAPTIVE, STAGES
 from usetta.serve.page.show import title
 from usetta.serve.settings import Limits
 
 MAIN = ("clip", "se", "use")
-"""Methods that are compared unless one says otherwise."""
+"""Methods that are compared by default."""
 EXAMPLES = {
     "cat": "tabby cat\ntiger cat\nEgyptian cat\nred fox",
     "coffee": "espresso\ncup of tea\nhot chocolate\nsoup bowl",
     "rocket": "rocket\nmissile\nspace shuttle\ncrane",
 }
-"""Images that come with the package (NOTICE tells whose they are), and classes for each."""
+"""Images that come with the package (NOTICE says whose they are), and classes for each."""
 
-_ELSEWHERE = "Gradio describes this function; usetta.serve.page.calls answers for it"
+_NOT_CALLED = "Gradio describes this function; usetta.serve.page.calls runs it"
 _SANS = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica", "Arial", "sans-serif"]
 _MONO = ["ui-monospace", "Menlo", "Consolas", "monospace"]
 _FIELD = """
@@ -48,12 +48,12 @@ def read(name: str) -> str:
 
 
 def theme() -> gr.themes.Base:
-    """Gradio's look with the fonts of the visitor's own machine."""
+    """Gradio's theme with the fonts of the visitor's own machine."""
     return gr.themes.Default(font=_SANS, font_mono=_MONO, primary_hue="blue", neutral_hue="slate")
 
 
 def build(welcome: str, limits: Limits) -> gr.Blocks:
-    """The page. Gradio is told of the functions, but it is `calls` that calls them."""
+    """The page. Gradio knows the signatures of the functions, but it is `calls` that runs them."""
     blocks: gr.Blocks
     with gr.Blocks(title="usetta", analytics_enabled=False) as blocks:
         gr.HTML(read("head.html"), elem_id="head")
@@ -65,15 +65,13 @@ def build(welcome: str, limits: Limits) -> gr.Blocks:
                 )
                 with gr.Accordion("More methods", open=False):
                     others = [name for name in methods.names() if name not in MAIN]
-                    also = gr.CheckboxGroup([(title(name), name) for name in others], show_label=False)
-                views = gr.Slider(
-                    min(2, limits.views),
-                    min(64, limits.views),
-                    value=min(VIEWS, limits.views),
-                    step=1,
+                    extra = gr.CheckboxGroup([(title(name), name) for name in others], show_label=False)
+                views = gr.Radio(
+                    [("adaptive", ADAPTIVE), *((str(n), n) for n in STAGES if n <= limits.views)],
+                    value=ADAPTIVE,
                     label="Views",
-                    info="How many looks at the image: itself and random crops. More is better, and slower on a CPU; "
-                    "the paper takes 64.",
+                    info="The image itself and random crops of it. More are better, and slower on a CPU; the paper "
+                    f"uses 64. Adaptive: up to {min(STAGES[-1], limits.views)}, but fewer where they leave no doubt.",
                 )
                 button = gr.Button("Classify", variant="primary", elem_id="classify")
             with gr.Column(scale=3, min_width=300):
@@ -81,7 +79,7 @@ def build(welcome: str, limits: Limits) -> gr.Blocks:
         waiting = button.click(None, [views], [answer], js="(views) => [usetta.waiting(views)]", show_progress="hidden")
         answered = waiting.then(
             _show,
-            [image, classes, chosen, also, views],
+            [image, classes, chosen, extra, views],
             [answer],
             queue=False,
             show_progress="hidden",
@@ -95,13 +93,13 @@ def build(welcome: str, limits: Limits) -> gr.Blocks:
 
 
 # What Gradio's description of the API is made from: the names and types of the values.
-def _show(image: str, classes: str, chosen: list[str], also: list[str], views: int) -> str:
-    raise AssertionError(_ELSEWHERE)
+def _show(image: str, classes: str, methods: list[str], extra_methods: list[str], views: int | str) -> str:
+    raise AssertionError(_NOT_CALLED)
 
 
-def _compare(image: str, classes: list[str], methods: list[str], views: int = VIEWS) -> dict[str, Any]:
-    """What several methods say about an image (a file in base64), all from one encoding of its views."""
-    raise AssertionError(_ELSEWHERE)
+def _compare(image: str, classes: list[str], methods: list[str], views: int | str = ADAPTIVE) -> dict[str, Any]:
+    """What several methods answer for an image (a file in base64), all from one encoding of its views."""
+    raise AssertionError(_NOT_CALLED)
 
 
 def _image_and_classes(limits: Limits) -> tuple[gr.HTML, gr.Textbox]:

@@ -2,19 +2,21 @@
 window.usetta = {
   started: 0,
 
-  // What stands in the place of the answer while it is computed.
+  // Shown instead of the answer while it is computed.
   waiting(views) {
     this.started = performance.now();
     const pace = Number(document.querySelector('#answer [data-pace]')?.dataset.pace || 0);
-    const expected = pace ? ` That usually takes about ${Math.max(1, Math.round(pace * views))} s.` : '';
+    // For adaptive views nobody knows beforehand how long it takes.
+    const count = Number(views);
+    const expected = pace && count ? ` That usually takes about ${Math.max(1, Math.round(pace * count))} s.` : '';
     clearInterval(this.clock);
     this.clock = setInterval(() => {
-      const place = document.querySelector('#answer .seconds');
-      if (place) place.textContent = `${Math.round((performance.now() - this.started) / 1000)} s`;
+      const clock = document.querySelector('#answer .seconds');
+      if (clock) clock.textContent = `${Math.round((performance.now() - this.started) / 1000)} s`;
       else clearInterval(this.clock);
     }, 1000);
     setTimeout(() => this.reveal(), 50);
-    return `<div class="waiting" role="status"><p>Looking at ${Number(views)} views of the image …${expected}
+    return `<div class="waiting" role="status"><p>Encoding ${count ? `${count} ` : ''}views of the image …${expected}
       <span class="seconds" aria-hidden="true"></span></p><div class="runner"><i></i></div></div>`;
   },
 
@@ -30,7 +32,7 @@ window.usetta = {
 
   lost() {
     return `<div class="problem" role="alert"><p>There was no answer: the server cannot be reached, or it failed. Try
-      again, and if that does not help, its log tells why.</p></div>`;
+      again, and if that does not help, its log says why.</p></div>`;
   },
 
   async example(name) {

@@ -19,14 +19,14 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from usetta.serve.errors import ApiError
 from usetta.serve.page import layout, show
-from usetta.serve.page.calls import Call, Calls, Show
+from usetta.serve.page.calls import PageCall, PageCalls, ShowCall
 from usetta.serve.parsing import JSON, check_content_type
-from usetta.serve.requests import attend
+from usetta.serve.requests import handle
+from usetta.serve.schemas import ApiError
 from usetta.serve.service import ModelService
 
-PASSED = (
+PASSED_ON = (
     "/",
     "/config",
     "/theme.css",
@@ -45,22 +45,22 @@ _POLICY = (
 )
 
 
-def add_page(app: FastAPI, engine: ModelService) -> None:
+def add_page(app: FastAPI, service: ModelService) -> None:
     """Put the page on `app`."""
-    calls = Calls(engine)
-    blocks = layout.build(show.welcome(None), engine.settings.limits)
+    calls = PageCalls(service)
+    blocks = layout.build(show.welcome(None), service.settings.limits)
     calls.numbers = {number: str(fn.api_name) for number, fn in blocks.fns.items()}
     _add_files(app, _gradio(blocks))
-    _add_run(app, engine, calls)
-    _add_queue(app, engine, calls)
+    _add_run(app, service, calls)
+    _add_queue(app, service, calls)
 
 
 def _add_files(app: FastAPI, gradio: ASGIApp) -> None:
-    async def passed(request: Request) -> Response:
-        return _Passed(gradio)
+    async def pass_on(request: Request) -> Response:
+        return _GradioResponse(gradio)
 
-    for path in PASSED:
-        app.get(path, include_in_schema=False)(passed)
+    for path in PASSED_ON:
+        app.get(path, include_in_schema=False)(pass_on)
 
     @app.get("/examples/{name}.jpg", include_in_schema=False)
     async def example(name: str) -> Response:
@@ -70,42 +70,42 @@ def _add_files(app: FastAPI, gradio: ASGIApp) -> None:
         return Response(image, media_type="image/jpeg", headers={"cache-control": "max-age=3600"})
 
 
-def _add_run(app: FastAPI, engine: ModelService, calls: Calls) -> None:
+def _add_run(app: FastAPI, service: ModelService, calls: PageCalls) -> None:
     """What the page does on a click, and `curl` can do too: one request, one answer."""
 
     @app.post("/gradio_api/run/{name}", include_in_schema=False)
     async def run(name: str, request: Request) -> Response:
         _check_json(request)
-        call: Call | None = None
+        call: PageCall | None = None
 
         async def respond(body: bytes) -> Response:
             nonlocal call
-            call, _ = await calls.read(name, body)
+            call, _ = await calls.parse(name, body)
             return JSONResponse({"data": [await calls.answer(call)]})
 
         try:
-            return await attend(request, engine, respond)
+            return await handle(request, service, respond)
         except ApiError as error:
-            if name == "show" or isinstance(call, Show):  # the sentence stands in the place of the answer
+            if name == "show" or isinstance(call, ShowCall):  # the page shows the sentence instead of an answer
                 return JSONResponse({"data": [show.problem(error.message)]})
             return JSONResponse({"error": error.message}, error.status, error.headers)
 
 
-def _add_queue(app: FastAPI, engine: ModelService, calls: Calls) -> None:
+def _add_queue(app: FastAPI, service: ModelService, calls: PageCalls) -> None:
     """What Gradio's Python client does: it leaves its call, and then asks for the answer.
 
-    The work is done when it asks, so that it has a place, a time and somebody who waits. Until then the call is kept,
-    but only as many as there are places, and each for as long as a request may take.
+    The work is done when it asks, so that it has a slot, a time limit and somebody who waits. Until then the call is
+    kept, but only as many as there are slots, and each for as long as a request may take.
     """
-    kept: OrderedDict[str, tuple[str, Call, float]] = OrderedDict()
-    limits = engine.settings.limits
+    kept: OrderedDict[str, tuple[str, PageCall, float]] = OrderedDict()
+    limits = service.settings.limits
 
     @app.post("/gradio_api/queue/join", include_in_schema=False)
     async def join(request: Request) -> Response:
         _check_json(request)
 
         async def respond(body: bytes) -> Response:
-            call, session = await calls.read("", body)
+            call, session = await calls.parse("", body)
             if not session:
                 raise ApiError(422, "invalid_request", "the call names no session")
             event, now = uuid.uuid4().hex, time.monotonic()
@@ -114,22 +114,24 @@ def _add_queue(app: FastAPI, engine: ModelService, calls: Calls) -> None:
                 kept.popitem(last=False)
             return JSONResponse({"event_id": event})
 
-        return await attend(request, engine, respond)
+        return await handle(request, service, respond)
 
     @app.get("/gradio_api/queue/data", include_in_schema=False)
     async def data(request: Request, session_hash: str = "") -> Response:
         async def respond(_body: bytes) -> Response:
-            told: list[dict[str, Any]] = []
+            events: list[dict[str, Any]] = []
             while event := next((event for event, (session, *_) in kept.items() if session == session_hash), None):
                 _, call, _ = kept.pop(event)
-                told.append({"msg": "process_completed", "event_id": event} | await _output(calls, call))
-            told.append({"msg": "close_stream"})
-            return Response("".join(f"data: {json.dumps(each)}\n\n" for each in told), media_type="text/event-stream")
+                events.append({"msg": "process_completed", "event_id": event} | await _output(calls, call))
+            events.append({"msg": "close_stream"})
+            return Response(
+                "".join(f"data: {json.dumps(message)}\n\n" for message in events), media_type="text/event-stream"
+            )
 
-        return await attend(request, engine, respond)
+        return await handle(request, service, respond)
 
 
-async def _output(calls: Calls, call: Call) -> dict[str, Any]:
+async def _output(calls: PageCalls, call: PageCall) -> dict[str, Any]:
     try:
         return {"success": True, "output": {"data": [await calls.answer(call)]}}
     except ApiError as error:
@@ -159,11 +161,11 @@ def _gradio(blocks: gr.Blocks) -> ASGIApp:
         css=layout.read("page.css"),
         head=f"<script>{layout.read('page.js')}</script>",
     )
-    (found,) = (app for route in parent.routes if isinstance(app := getattr(route, "app", None), App))
-    return found
+    (gradio,) = (app for route in parent.routes if isinstance(app := getattr(route, "app", None), App))
+    return gradio
 
 
-class _Passed(Response):
+class _GradioResponse(Response):
     """A response that Gradio gives."""
 
     def __init__(self, gradio: ASGIApp) -> None:

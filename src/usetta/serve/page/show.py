@@ -18,13 +18,28 @@ from PIL import Image
 from usetta import methods
 from usetta.methods.recipe import Recipe
 from usetta.prediction import Explanation, Prediction
-from usetta.serve.page.compare import Comparison
 
 TITLES = {"clip": "Zero-shot", "se": "SE", "use": "USE"}
 _COLOURS = ("#8a8f98", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7a5195")
-"""Okabe and Ito's, which people with any kind of colour vision can tell apart; grey is zero-shot's."""
+"""Okabe and Ito's, which people with any kind of colour vision can distinguish; grey is zero-shot's."""
 _TOP = 6
 _THUMBNAIL = 160
+
+
+@dataclass(frozen=True)
+class PageComparison:
+    """What several methods answer for one image."""
+
+    model: str
+    explanations: list[Explanation]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as plain values, for JSON."""
+        first = self.explanations[0].prediction
+        answers = [{"method": shown.method} | shown.prediction.as_dict(top=None) for shown in self.explanations]
+        for answer in answers:
+            del answer["source"]
+        return {"source": first.source, "model": self.model, "classes": list(first.classes), "answers": answers}
 
 
 def title(method: str) -> str:
@@ -34,7 +49,7 @@ def title(method: str) -> str:
 
 
 def welcome(pace: float | None) -> str:
-    """What stands there before the first answer; `pace` is the time for a view in seconds."""
+    """What the page shows before the first answer; `pace` is the time for a view in seconds."""
     return _render("welcome.html", titles=TITLES, pace=_pace(pace))
 
 
@@ -44,20 +59,20 @@ def problem(message: str) -> str:
     return _render("problem.html", message=sentence if sentence.endswith((".", "?", "!")) else sentence + ".")
 
 
-def answer(comparison: Comparison, pace: float | None) -> str:
+def answer(comparison: PageComparison, pace: float | None) -> str:
     """The whole answer, the files to download included."""
-    told = [_Told.of(each, place) for place, each in enumerate(comparison.explanations)]
+    answers = [_Answer.of(explanation, i) for i, explanation in enumerate(comparison.explanations)]
     first = comparison.explanations[0]
     richest = max(comparison.explanations, key=_richness)
     return _render(
         "answer.html",
         pace=_pace(pace),
         model=comparison.model,
-        told=told,
-        same=len({each.label for each in told}) == 1,
-        rows=_rows(told),
-        scales=_scales(told),
-        views=_views(first, told),
+        answers=answers,
+        same=len({answer.label for answer in answers}) == 1,
+        rows=_rows(answers),
+        scales=_scales(answers),
+        views=_views(first, answers),
         doubt=float(np.log(len(first.prediction.classes))),
         json=_data_url("application/json", json.dumps(comparison.as_dict(), indent=1, ensure_ascii=False).encode()),
         figure=_data_url("image/jpeg", _figure(richest)),
@@ -66,8 +81,8 @@ def answer(comparison: Comparison, pace: float | None) -> str:
 
 
 @dataclass(frozen=True)
-class _Told:
-    """What one method said, as the page tells it."""
+class _Answer:
+    """The answer of one method, as the page shows it."""
 
     title: str
     colour: str
@@ -75,8 +90,8 @@ class _Told:
     recipe: Recipe
 
     @classmethod
-    def of(cls, explanation: Explanation, place: int) -> "_Told":
-        colour = _COLOURS[place % len(_COLOURS)]
+    def of(cls, explanation: Explanation, number: int) -> "_Answer":
+        colour = _COLOURS[number % len(_COLOURS)]
         return cls(title(explanation.method), colour, explanation.prediction, methods.get(explanation.method))
 
     @property
@@ -86,28 +101,28 @@ class _Told:
     @property
     def marks(self) -> frozenset[int]:
         """The strong views that count in the answer, or that it was tuned on where every view or none counts."""
-        answer = self.prediction
-        counting = {int(view) for view in np.flatnonzero(answer.weights[1:] > 0) + 1}
-        if answer.beta is None or not counting:
-            return frozenset(view for view in answer.tuned_on if view > 0)
+        prediction = self.prediction
+        counting = {int(view) for view in np.flatnonzero(prediction.weights[1:] > 0) + 1}
+        if prediction.beta is None or not counting:
+            return frozenset(view for view in prediction.tuned_on if view > 0)
         return frozenset(counting)
 
     @property
     def scale(self) -> "_Scale | None":
-        """Where β lies between what it can be, if it follows from the image."""
-        answer, gamma = self.prediction, self.recipe.gamma
-        if self.recipe.readout != "se" or answer.beta is None or answer.delta is None:
+        """Where β lies in its range, if it depends on the image."""
+        prediction, gamma = self.prediction, self.recipe.gamma
+        if self.recipe.readout != "se" or prediction.beta is None or prediction.delta is None:
             return None
-        return _Scale(0.5 - gamma / 2, 0.5 + gamma / 2, answer.beta, answer.delta)
+        return _Scale(0.5 - gamma / 2, 0.5 + gamma / 2, prediction.beta, prediction.delta)
 
     @property
     def changes(self) -> list[tuple[str, float, float]]:
         """Classes with their probabilities before and after tuning, the likeliest three."""
-        answer = self.prediction
-        if answer.before is None or answer.skipped:
+        prediction = self.prediction
+        if prediction.before is None or prediction.skipped:
             return []
-        order = np.argsort(-np.maximum(answer.before, answer.probs), kind="stable")[:3]
-        return [(answer.classes[i], float(answer.before[i]), float(answer.probs[i])) for i in order]
+        order = np.argsort(-np.maximum(prediction.before, prediction.probs), kind="stable")[:3]
+        return [(prediction.classes[i], float(prediction.before[i]), float(prediction.probs[i])) for i in order]
 
 
 @dataclass(frozen=True)
@@ -118,48 +133,48 @@ class _Scale:
     delta: float
 
     @property
-    def place(self) -> float:
+    def position(self) -> float:
         """Percent of the way from the least to the most."""
         width = self.most - self.least
         return 50.0 if width <= 0 else 100 * min(1.0, max(0.0, (self.beta - self.least) / width))
 
 
-def _rows(told: list[_Told]) -> list[tuple[str, list[float]]]:
+def _rows(answers: list[_Answer]) -> list[tuple[str, list[float]]]:
     """The classes that any method finds likely, with the probability that each gives it."""
-    probs = np.stack([each.prediction.probs for each in told])
+    probs = np.stack([answer.prediction.probs for answer in answers])
     order = np.argsort(-probs.max(axis=0), kind="stable")[:_TOP]
-    return [(told[0].prediction.classes[i], [float(p) for p in probs[:, i]]) for i in order]
+    return [(answers[0].prediction.classes[i], [float(p) for p in probs[:, i]]) for i in order]
 
 
-def _scales(told: list[_Told]) -> list[tuple[_Scale, list[str]]]:
+def _scales(answers: list[_Answer]) -> list[tuple[_Scale, list[str]]]:
     """Weights of the weak view, each with the methods that give it."""
-    found: dict[_Scale, list[str]] = {}
-    for each in told:
-        if each.scale is not None:
-            found.setdefault(each.scale, []).append(each.title)
-    return list(found.items())
+    scales: dict[_Scale, list[str]] = {}
+    for answer in answers:
+        if answer.scale is not None:
+            scales.setdefault(answer.scale, []).append(answer.title)
+    return list(scales.items())
 
 
-def _views(explanation: Explanation, told: list[_Told]) -> list[dict[str, Any]]:
+def _views(explanation: Explanation, answers: list[_Answer]) -> list[dict[str, Any]]:
     """The weak view, then the strong ones, most confident first."""
-    found = explanation.prediction
-    order = [0, *(1 + int(view) for view in np.argsort(found.entropies[1:], kind="stable"))]
+    prediction = explanation.prediction
+    order = [0, *(1 + int(view) for view in np.argsort(prediction.entropies[1:], kind="stable"))]
     return [
         {
             "weak": view == 0,
             "image": _thumbnail(explanation.views[view]),
-            "label": found.view_labels[view],
-            "entropy": float(found.entropies[view]),
-            "marks": [each for each in told if view in each.marks],
+            "label": prediction.view_labels[view],
+            "entropy": float(prediction.entropies[view]),
+            "marks": [answer for answer in answers if view in answer.marks],
         }
         for view in order
     ]
 
 
 def _richness(explanation: Explanation) -> tuple[bool, bool, bool]:
-    """Of methods, the figure is of the one with most to tell: tuned before not tuned, views before none."""
-    answer = explanation.prediction
-    return answer.before is not None, answer.beta != 1, explanation.method == "use"
+    """The figure shows the method with most to explain: tuned before not tuned, views before none."""
+    prediction = explanation.prediction
+    return prediction.before is not None, prediction.beta != 1, explanation.method == "use"
 
 
 def _figure(explanation: Explanation) -> bytes:

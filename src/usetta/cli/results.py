@@ -1,0 +1,297 @@
+"""Commands about the results of runs: tables, rows for other programs, reports, and the paper's tables and figures."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from usetta.cli.app import Cache, ContextFile, Device, Limit, Precision, app, clear_errors, echo, print_rows, read_seeds
+from usetta.cli.engines import loader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from usetta.data import Dataset
+    from usetta.evaluate.runner import EvalSummary
+    from usetta.evaluate.store import Store
+    from usetta.models import Model
+    from usetta.report.reproduce import PaperItem
+    from usetta.report.tables import Table
+
+Run = Annotated[Path, typer.Argument(help="Directory of a run.", metavar="RUN")]
+Format = Annotated[str, typer.Option("--format", "-f", help="terminal, markdown, latex, csv or json.")]
+
+
+@app.command()
+def table(
+    run: Run,
+    shape: Format = "terminal",
+    metric: Annotated[
+        str | None, typer.Option(help="top1 (the default), top5, ece, nll, brier, skip_ratio or seconds_per_image.")
+    ] = None,
+    dataset: Annotated[str | None, typer.Option("--dataset", "-d", help="All metrics on this dataset.")] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="Differences in accuracy from this method, with confidence intervals.")
+    ] = None,
+    no_paper: Annotated[bool, typer.Option("--no-paper", help="Without the paper's numbers.")] = False,
+) -> None:
+    """Show the results of a run as a table."""
+    from usetta.evaluate.store import Store
+    from usetta.report.results import accuracy_table, differences_table, metrics_table
+
+    with clear_errors():
+        _check_format(shape)
+        if sum(each is not None for each in (metric, dataset, baseline)) > 1:
+            raise ValueError("choose one of --metric, --dataset and --baseline")
+        with Store(run, create=False) as store:
+            if dataset is not None:
+                found = metrics_table(store, dataset)
+            elif baseline is not None:
+                found = differences_table(store, baseline)
+            else:
+                found = accuracy_table(store, metric=metric or "top1", paper=not no_paper)
+        _print(found, shape)
+
+
+@app.command()
+def export(
+    run: Run,
+    file: Annotated[Path, typer.Argument(help="File to write: .parquet, .csv, .json or .jsonl.", metavar="FILE")],
+) -> None:
+    """Write all rows of a run to a file for other programs, one for each image, seed and method."""
+    from usetta.evaluate.export import export as write
+    from usetta.evaluate.store import Store
+
+    with clear_errors(), Store(run, create=False) as store:
+        count = write(store, file)
+    typer.echo(f"{count} rows: {file}")
+
+
+@app.command()
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(help="A table or figure: table-1, figure-3. Without it, all are listed.")
+    ] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List the tables and figures, and what they take.")] = False,
+    data: Annotated[Path | None, typer.Option("--data", help="Folder of the datasets.", envvar="USETTA_DATA")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Another model than the paper's.")] = None,
+    precision: Precision = "fp32",
+    device: Device = "auto",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Directory of the run; by default one in runs/ for each model.")
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds of the views, such as 0,1,2; by default two.")] = None,
+    limit: Limit = None,
+    context: ContextFile = None,
+    cache: Cache = None,
+    shape: Format = "terminal",
+) -> None:
+    """Measure what a table or figure of the paper needs, and show it beside the paper's numbers.
+
+    Datasets that are not there are left out and named. Rerun the same command to resume.
+    """
+    from usetta.evaluate.store import Store
+    from usetta.report import reproduce as paper
+
+    if listed or name is None:
+        _list_items()
+        return
+    bad, drawn = 0, True
+    with clear_errors():
+        _check_format(shape)
+        item = paper.get(name)
+        numbers = read_seeds(seeds) if seeds else item.seeds
+        if item.coop and context is None:
+            raise ValueError(f"{item.name} starts from CoOp's context: give it with --context")
+        if context is not None and not item.coop:
+            raise ValueError(f"{item.name} starts from no learned context")
+        sets = _present(item, data)
+        if item.kind == "size":
+            _print(paper.sizes_table({each.name: (len(each), len(each.classes)) for each in sets}), shape)
+            return
+        models = (model,) if model else item.models
+        for each in models:
+            folder = _folder(item, each, out, alone=len(models) == 1)
+            if sets:
+                load = loader(each, precision=precision, device=device)
+                done = _measure(item, sets, load, folder, numbers, limit, context, cache)
+                bad += done.failed if done else 0
+            with Store(folder, create=False) as store:
+                drawn &= _show(item, store, shape)
+    if bad:
+        echo(f"usetta: {bad} images could not be read and are left out")
+    if bad or not drawn:
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    run: Run,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write. Default: report.html in RUN.")] = None,
+    baseline: Annotated[str, typer.Option(help="Method that the others are compared with.")] = "clip",
+    shown: Annotated[
+        int, typer.Option(help="How many images to show that became right, and as many that became wrong.", min=0)
+    ] = 12,
+) -> None:
+    """Write a run as one HTML file: tables, figures, and the images whose answers changed the most."""
+    from usetta.evaluate.store import Store
+    from usetta.report.run import write_report
+
+    with clear_errors(), Store(run, create=False) as store:
+        path = write_report(store, out or run / "report.html", baseline=baseline, shown=shown, log=echo)
+    typer.echo(f"report: {path}")
+
+
+def _list_items() -> None:
+    from usetta.report.reproduce import ITEMS
+
+    print_rows(
+        [
+            {
+                "name": item.name,
+                "shows": item.shows,
+                "model": ", ".join(item.models) or "-",
+                "datasets": len(item.datasets),
+                "methods": len(item.methods),
+                "seeds": len(item.seeds),
+                "prompt": "CoOp's context" if item.coop else "7 templates" if item.ensemble else "-",
+            }
+            for item in ITEMS.values()
+        ],
+        as_json=False,
+    )
+
+
+def _check_format(shape: str) -> None:
+    from usetta.report.tables import FORMATS
+
+    known = ("terminal", *FORMATS)
+    if shape not in known:
+        raise ValueError(f"unknown format {shape!r}; known are {', '.join(known)}")
+
+
+def _print(found: "Table", shape: str) -> None:
+    from usetta.report.tables import FORMATS, terminal
+
+    if shape == "terminal":
+        from rich.console import Console
+
+        Console().print(terminal(found))
+    else:
+        typer.echo(FORMATS[shape](found), nl=False)
+
+
+def _present(item: "PaperItem", data: Path | None) -> "list[Dataset]":
+    """The datasets that are there; which are not is told."""
+    from usetta.data import DataError
+    from usetta.data.dataset import AbsentError, NoListError
+    from usetta.data.named import DATASETS
+
+    if data is None:
+        echo("no folder of datasets (--data), so nothing is measured")
+        return []
+    root = data.expanduser().absolute()
+    if not root.is_dir():
+        raise ValueError(f"{root} is not a folder" if root.exists() else f"{root} does not exist")
+    found, absent = [], []
+    for name in item.datasets:
+        try:
+            reading = DATASETS.get(name).read(root)
+        except (AbsentError, NoListError):
+            absent.append(name)
+        except DataError as error:
+            echo(f"left out: {error}")
+        else:
+            if reading.missing:
+                echo(f"left out: {name}, which is incomplete; the first that is missing is {reading.missing[0]}")
+            else:
+                found.append(reading.dataset)
+    if absent:
+        echo(f"not in {data}: {', '.join(absent)} (`usetta data check` tells more)")
+    return found
+
+
+def _folder(item: "PaperItem", model: str, out: Path | None, *, alone: bool) -> Path:
+    """The directory of a run; what must not be mixed with other prompts or models has one of its own."""
+    name = re.sub(r"[^\w.-]+", "-", model).strip("-")
+    if out is not None:
+        return out if alone else out / name
+    return Path("runs") / f"paper-{name}{'-coop' if item.coop else '-ensemble' if item.ensemble else ''}"
+
+
+def _measure(
+    item: "PaperItem",
+    sets: "list[Dataset]",
+    load: "Callable[[], Model]",
+    out: Path,
+    seeds: tuple[int, ...],
+    limit: int | None,
+    context: Path | None,
+    cache: Path | None,
+) -> "EvalSummary | None":
+    """Compute what the run lacks, if anything."""
+    from usetta.evaluate.runner import EvalSettings, evaluate
+    from usetta.evaluate.store import FILE, Store
+    from usetta.report.reproduce import missing_results
+
+    sizes = {each.name: min(len(each), limit or len(each)) for each in sets}
+    if (out / FILE).is_file():
+        with Store(out) as store:
+            missing = missing_results(item, store, seeds=seeds, images=sizes)
+        if not any(each.dataset in sizes for each in missing):
+            return None
+    loaded = load()
+    methods = _possible(item, loaded)
+    echo(f"model: {loaded.name}, {', '.join(f'{each.name} ({sizes[each.name]} images)' for each in sets)}")
+    try:
+        return evaluate(
+            loaded,
+            sets,
+            methods,
+            out,
+            EvalSettings(templates=item.templates, context=context),
+            seeds=seeds,
+            limit=limit,
+            cache=cache,
+            log=echo,
+        )
+    except KeyboardInterrupt:
+        echo(f"usetta: stopped; what was computed is in {out}; rerun the same command to resume")
+        raise typer.Exit(130) from None
+
+
+def _possible(item: "PaperItem", model: "Model") -> list[str]:
+    """The methods of an item that a model can run; those it cannot are told."""
+    from usetta import methods
+    from usetta.models.base import require_last_blocks
+
+    try:
+        require_last_blocks(model)
+    except ValueError as error:
+        without = [method for method in item.methods if methods.get(method).needs_hidden]
+        if without:
+            echo(f"left out: {', '.join(without)}; {error}")
+        return [method for method in item.methods if method not in without]
+    return list(item.methods)
+
+
+def _show(item: "PaperItem", store: "Store", shape: str) -> bool:
+    """Print a table, or write a figure and print where; False if there is nothing to draw."""
+    from usetta.report.reproduce import as_table
+
+    if item.kind != "figure":
+        _print(as_table(item, store), shape)
+        return True
+    from usetta.report.paper_figures import as_figures
+    from usetta.report.style import save
+
+    drawn = as_figures(item, store)
+    for note in drawn.notes:
+        echo(note)
+    for name, figure in drawn.figures.items():
+        for path in save(figure, store.folder / name):
+            typer.echo(path)
+    if not drawn.figures:
+        echo(f"usetta: the run in {store.folder} has nothing to draw for {item.name}")
+    return bool(drawn.figures)

@@ -1,0 +1,114 @@
+"""Datasets that are known by name: the paper's fifteen, and those that other packages add.
+
+A named dataset is a few facts and a function that reads it from a disk. The fifteen (`benchmark`) and a plug-in are the
+same kind of thing, so loading, checking, fetching and listing do not tell them apart. Another package adds one by an
+entry point of the group `usetta.datasets`, or a script by `register_dataset`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from usetta.data.dataset import AbsentError, DataError, Dataset, Family, Reading, UnknownDatasetError, missing_images
+from usetta.registry import Registry
+
+Reader = Callable[[Path], Dataset | Reading]
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A file to download and the folder to take out of it."""
+
+    url: str
+    checksum: str | None
+    """`md5:...` or `sha256:...` as published; None if nobody published one."""
+    member: str
+    """The folder inside the archive."""
+    target: str
+    """Where that folder goes, below the folder of the datasets."""
+    within: str = ""
+    """The archive inside the archive that holds `member`, if it is one deeper."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a dataset comes from: an archive with its published checksum, or steps that only people can take."""
+
+    folder: str
+    """The dataset's own folder."""
+    archive: Archive | None = None
+    by_hand: tuple[str, ...] = ()
+    """Steps that give the images where there is no archive; `{folder}` stands for the dataset's folder."""
+    list_file: str = ""
+    """Name of the list of the images, where it is not part of the archive."""
+    list_url: str = ""
+    """Where a browser finds that list."""
+
+
+@dataclass(frozen=True)
+class NamedDataset:
+    """What is known about a dataset before it is read."""
+
+    name: str
+    title: str
+    """As in tables."""
+    family: Family
+    images: int
+    """How many a complete copy has."""
+    classes: int
+    reader: Reader
+    """Takes the folder that holds all datasets. Files that do not exist may simply raise `FileNotFoundError`."""
+    own_reader: Reader | None = None
+    """As `reader`, but also takes the dataset's own folder, under any name. By default there is no difference."""
+    aliases: tuple[str, ...] = ()
+    source: Source | None = None
+    """None if it cannot be fetched."""
+
+    def read(self, root: Path, *, own: bool = False) -> Reading:
+        """Read it below `root`, or with `own` also from `root` itself, whether or not it is complete.
+
+        Every failure is a `DataError`: one dataset that cannot be read must not end a check of all.
+        """
+        reader = self.own_reader if own and self.own_reader else self.reader
+        try:
+            result = reader(root)
+        except DataError:
+            raise
+        except FileNotFoundError as error:
+            raise AbsentError(f"{self.name}: there is no {error.filename or error}") from error
+        except (OSError, ValueError, LookupError) as error:  # what readers raise on files that are not as expected
+            raise DataError(f"{self.name} cannot be read: {type(error).__name__}: {error}") from error
+        if isinstance(result, Dataset):
+            result = Reading(result, missing_images(result.root, result.ids))
+        dataset = replace(result.dataset, name=self.name, title=self.title, family=self.family)
+        return replace(result, dataset=dataset)
+
+
+class DatasetRegistry(Registry[NamedDataset]):
+    """Named datasets, which bring their name and aliases along."""
+
+    def register(self, name: str, value: NamedDataset, *aliases: str) -> NamedDataset:
+        """Make `value` known under its name and aliases."""
+        if not isinstance(value, NamedDataset):  # an entry point may lead to anything
+            raise TypeError(f"{name!r} must be a usetta.data.NamedDataset, not a {type(value).__name__}")
+        if value.name != name:
+            raise ValueError(f"the dataset {value.name!r} cannot be registered as {name!r}")
+        return super().register(name, value, *aliases, *value.aliases)
+
+
+def normalize(name: str) -> str:
+    """A name without what people write differently: case and punctuation."""
+    return "".join(letter for letter in name.lower() if letter.isalnum())
+
+
+DATASETS = DatasetRegistry("dataset", group="usetta.datasets", normalize=normalize, error=UnknownDatasetError)
+
+
+def register_dataset(dataset: NamedDataset) -> NamedDataset:
+    """Make a dataset known to this process by its name and aliases."""
+    return DATASETS.register(dataset.name, dataset)
+
+
+def list_datasets() -> tuple[NamedDataset, ...]:
+    """The datasets that are known by name: first the fifteen in the order of the paper's tables, then plug-ins."""
+    return tuple(dataset for _, dataset in DATASETS.items())

@@ -1,0 +1,213 @@
+"""The Ray engine without a cluster: the actor itself, the scheduling with a fake Ray, and what is refused."""
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from distributed.workers import Numbers, SquareWorker
+from usetta.distributed import EngineError, Failed, RayEngine
+from usetta.distributed import ray as engine_module
+from usetta.distributed.ray import ITEMS_PER_ACTOR, ActorPool, WorkerActor, worker_count
+
+
+class RayError(Exception):
+    pass
+
+
+class RayTaskError(RayError):
+    def __init__(self, cause: Exception) -> None:
+        self.cause = cause
+
+
+@dataclass(eq=False)
+class Call:
+    """A call that Ray has not answered yet."""
+
+    actor: Any
+    item: Numbers | None
+
+
+class FakeRay:
+    """Answers one call at a time, when it is waited for. An actor that gets a deadly number dies with all its calls."""
+
+    exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
+
+    def __init__(self, deadly: int | None = None, fails_to_start: bool = False, error: Exception | None = None) -> None:
+        self.deadly, self.fails_to_start, self.error = deadly, fails_to_start, error
+        self.actors: list[Any] = []
+        self.assigned: list[list[tuple[int, ...]]] = []
+        """The open items of an actor, each time it was given one."""
+
+    def put(self, value: Any) -> Any:
+        return value
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Alive": True, "Resources": {"CPU": 2}}]
+
+    def remote(self, _: type) -> Any:
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self._actor))
+
+    def _actor(self) -> Any:
+        actor: Any = SimpleNamespace(dead=False, open=[])
+
+        def start(make_worker: Any, threads: int) -> Any:
+            return Call(actor, None)
+
+        def process(item: Numbers) -> Any:
+            actor.open.append(item.key)
+            self.assigned.append(list(actor.open))
+            return Call(actor, item)
+
+        actor.start, actor.process = SimpleNamespace(remote=start), SimpleNamespace(remote=process)
+        self.actors.append(actor)
+        return actor
+
+    def wait(self, calls: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
+        assert calls, "Ray refuses to wait for nothing"
+        return calls[:1], calls[1:]
+
+    def get(self, call: Any) -> Any:
+        actor, item = call.actor, call.item
+        if item is None:
+            actor.dead |= self.fails_to_start
+        elif self.deadly in item.key:
+            actor.dead = True
+        if actor.dead:
+            raise RayError
+        if item is None:
+            return None
+        actor.open.remove(item.key)
+        if self.error:
+            raise RayTaskError(self.error)
+        return [number**2 for number in item.key]
+
+    def kill(self, actor: Any, no_restart: bool) -> None:
+        assert no_restart
+        actor.dead = True
+
+
+def run(ray: FakeRay, items: Iterator[Numbers], **options: Any) -> list[tuple[Numbers, Any]]:
+    pool: ActorPool[Numbers, Any] = ActorPool(ray, RayEngine(**options), SquareWorker)
+    return list(pool.run(items))
+
+
+def fours(count: int) -> Iterator[Numbers]:
+    return (Numbers(tuple(range(n, n + 4))) for n in range(0, 4 * count, 4))
+
+
+def test_all_items_are_done_by_actors_that_never_have_more_than_two() -> None:
+    ray = FakeRay()
+    results = run(ray, fours(20))
+    assert Counter(item.key for item, _ in results) == Counter(item.key for item in fours(20))
+    assert all(squares == [number**2 for number in item.key] for item, squares in results)
+    assert len(ray.actors) == 2, "as many as fit"
+    assert max(map(len, ray.assigned)) == ITEMS_PER_ACTOR
+
+
+def test_suspects_are_retried_alone_and_the_deadly_one_fails_after_three_deaths() -> None:
+    ray = FakeRay(deadly=13)
+    results = run(ray, fours(20))
+    assert Counter(number for item, _ in results for number in item.key) == Counter(range(80))
+    (failed,) = [(item.key, result) for item, result in results if isinstance(result, Failed)]
+    assert failed == ((13,), Failed("killed its worker each of the 3 times it was tried (RayError)"))
+    assert len(ray.actors) == 2 + 3
+    for keys in ray.assigned:
+        assert len(keys) == 1 or all(len(key) == 4 for key in keys), "a suspect was not alone"
+
+
+def test_workers_that_cannot_start_end_the_run() -> None:
+    with pytest.raises(EngineError, match=r"3 workers in a row died while they loaded the model \(RayError\)"):
+        run(FakeRay(fails_to_start=True), fours(3))
+
+
+def test_an_exception_of_the_worker_is_raised_as_itself_and_one_of_ray_with_a_hint() -> None:
+    with pytest.raises(ZeroDivisionError):
+        run(FakeRay(error=ZeroDivisionError()), fours(3))
+    foreign = type("RaySystemError", (Exception,), {"__module__": "ray.exceptions"})
+    with pytest.raises(EngineError, match=r"\(No module named 'usetta'\); do all machines have the same versions"):
+        run(FakeRay(error=foreign("No module named 'usetta'\ntraceback: ...")), fours(3))
+
+
+def test_workers_that_fit_nowhere_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray: Any = FakeRay()
+    ray.wait = lambda calls, num_returns, timeout: ([], calls)
+    ray.cluster_resources = lambda: {"CPU": 2.0}
+    monkeypatch.setattr(engine_module, "START_TIMEOUT", -1)
+    with pytest.raises(EngineError, match="each needs 4 CPU, 1 GPU, and the whole cluster has 2 CPU, 0 GPU"):
+        run(ray, fours(1), workers=1, cpus=4, gpus=1)
+
+
+@pytest.fixture
+def _keep_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("_keep_threads")
+def test_an_actor_finishes_what_it_has_when_there_is_no_more() -> None:
+    """The worker reads one item ahead, and would wait for it for ever."""
+    actor: WorkerActor[Numbers, list[int]] = WorkerActor()
+    actor.start(SquareWorker, 1)
+    assert torch.get_num_threads() == 1
+    assert actor.process(Numbers((3,))) == [9]
+    with ThreadPoolExecutor(2) as callers:
+        items = [Numbers((n, n + 7)) for n in range(200)]
+        assert list(callers.map(actor.process, items)) == [[n**2, (n + 7) ** 2] for n in range(200)]
+
+
+@pytest.mark.usefixtures("_keep_threads")
+def test_an_exception_of_the_worker_reaches_the_caller_and_the_actor_goes_on() -> None:
+    actor: WorkerActor[Numbers, list[int]] = WorkerActor()
+    actor.start(lambda: SquareWorker(invalid=5), 1)
+    with pytest.raises(ValueError, match="5 cannot be squared"):
+        actor.process(Numbers((5,)))
+    assert actor.process(Numbers((6,))) == [36]
+
+
+def test_workers_that_fit_on_a_cluster() -> None:
+    nodes = [
+        {"Alive": True, "Resources": {"CPU": 4.0}},
+        {"Alive": True, "Resources": {"CPU": 16.0, "GPU": 2.0}},
+        {"Alive": False, "Resources": {"CPU": 64.0}},
+    ]
+    assert worker_count(nodes, RayEngine()) == 20
+    assert worker_count(nodes, RayEngine(cpus=3)) == 1 + 5
+    assert worker_count(nodes, RayEngine(cpus=0.5)) == 40
+    assert worker_count(nodes, RayEngine(gpus=1)) == 2
+    assert worker_count(nodes, RayEngine(gpus=0.25)) == 8
+    assert worker_count(nodes, RayEngine(cpus=4, gpus=0.25)) == 4
+    assert worker_count(nodes, RayEngine(gpus=4)) == 1  # its machine may be on the way
+
+
+@pytest.mark.parametrize("options", [{"workers": 0}, {"cpus": 0}, {"gpus": -1}])
+def test_impossible_workers_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="worker"):
+        RayEngine(**options)
+
+
+def test_without_ray_the_extra_is_named_unless_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ValueError, match=r"pip install 'usetta\[cluster\]'"):
+        list(RayEngine().run(SquareWorker, [Numbers((1,))]))
+    assert list(RayEngine().run(SquareWorker, [])) == []
+
+
+@pytest.mark.parametrize(
+    ("address", "error", "message"),
+    [
+        ("127.0.0.1:1", EngineError, "cannot connect to 127.0.0.1:1 .*ray start --head"),
+        ("somewhere", ValueError, "an address is 'auto', 'local' or host:port, not 'somewhere'"),
+    ],
+)
+def test_an_address_without_a_cluster(address: str, error: type[Exception], message: str) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed")
+    with pytest.raises(error, match=message):
+        list(RayEngine(address).run(SquareWorker, [Numbers((1,))]))
