@@ -32,7 +32,7 @@ def test_stages_add_up_to_all_views_and_no_more() -> None:
     assert STAGES[-1] == 64
 
 
-def test_views_that_agree_with_a_lead_settle_a_image() -> None:
+def test_views_that_agree_with_a_lead_settle_an_image() -> None:
     assert is_settled(views(2, 2, 2, 2), TEXT, 100.0)
     assert not is_settled(views(2, 2, 2, 2), TEXT, 0.5), "the same answers, but no lead"
     assert not is_settled(views(1, 2, 2, 2), TEXT, 100.0), "the weak view disagrees"
@@ -40,7 +40,7 @@ def test_views_that_agree_with_a_lead_settle_a_image() -> None:
     assert is_settled(views(0, 0), TEXT[:1], 1.0), "there is one class only"
 
 
-def test_uncertain_views_do_not_matter() -> None:
+def test_doubtful_views_do_not_matter() -> None:
     doubtful = views(1, 1, 3, confidence=0.5)
     assert is_settled(torch.cat([views(2, 2, 2, 2), doubtful]), TEXT, 10.0)
     assert not is_settled(torch.cat([views(2, 2, 2), doubtful]), TEXT, 10.0), "two confident strong views are too few"
@@ -61,9 +61,6 @@ def test_the_answer_is_that_of_the_views_that_were_looked_at(tiny_model: CLIP, c
         alone = Classifier(CLASSES, tiny_model, "se", views=count)(image)
         np.testing.assert_allclose(answer.probs, alone.probs, atol=1e-5)
         assert answer.as_dict()["why"]["views"] == count
-        explained = classifier.explain(image)
-        assert len(explained.views) == count
-        np.testing.assert_allclose(explained.prediction.probs, answer.probs, atol=1e-5)
 
 
 def test_zero_shot_needs_no_other_view(tiny_model: CLIP) -> None:

@@ -11,9 +11,9 @@ from matplotlib.text import Text
 from conftest import make_image
 from models.tiny import TINY_RESNET, TINY_VIT, disturbed
 from usetta import Classifier, Explanation, ImageError, Prediction, Recipe, methods
-from usetta.episode import encode
 from usetta.images import image_id, open_image
 from usetta.methods.recipe import Hidden, Reward, run
+from usetta.models.base import encode_views
 from usetta.models.clip import CLIP
 from usetta.models.config import CLIPConfig
 from usetta.prompts import ClassPrompts
@@ -33,7 +33,7 @@ def classifier(tiny_model: CLIP) -> Classifier:
 @pytest.mark.parametrize("number", [AGREE, DISAGREE])
 def test_it_is_the_recipe_on_the_views(tiny_model: CLIP, method: str, number: int) -> None:
     recipe, image = methods.get(method), make_image(number)
-    features = encode(tiny_model, make_views(image, image_id(image), ViewRecipe(views=16, size=32)))
+    features = encode_views(tiny_model, make_views(image, image_id(image), ViewRecipe(views=16, size=32)))
     expected = run(recipe, features[None], ClassPrompts(tiny_model.text, CLASSES), tiny_model.logit_scale)
     answer = Classifier(CLASSES, tiny_model, method, views=16)(image)
     np.testing.assert_allclose(answer.probs, expected.probs[0].numpy(), atol=1e-6)
@@ -77,7 +77,7 @@ def test_beta_is_the_weak_view_s_weight_in_the_answer_or_nothing(tiny_model: CLI
         assert answer.weights.sum() == pytest.approx(1)
 
 
-def test_tpt_looks_at_the_most_certain_of_all_views(tiny_model: CLIP) -> None:
+def test_tpt_looks_at_the_most_confident_of_all_views(tiny_model: CLIP) -> None:
     for number in range(8):
         answer = Classifier(CLASSES, tiny_model, "tpt:rho=0.25", views=16)(make_image(number))
         assert answer.tuned_on == tuple(np.argsort(answer.entropies, kind="stable")[:4])
@@ -135,7 +135,7 @@ TUNED = {"skipped": False, "before": np.array([0.41, 0.59]), "tuned_on": (0, 1)}
     [
         ({}, "the image itself counts 30.0%, its most confident view 70.0%"),
         ({"chosen": (1, 2), "beta": 0.6}, "the image itself counts 60.0%, its 2 most confident views 40.0%"),
-        ({"beta": 1.0}, "the image alone, looked at once"),
+        ({"beta": 1.0}, "zero-shot: the original image only"),
         ({"beta": None}, "2 of 3 views count, each with a weight of its own"),
         ({"skipped": True, "before": np.array([0.63, 0.37])}, "skipped: the views already agree"),
         (TUNED, "tuned: dog 59.0% -> cat 63.0%"),
@@ -149,7 +149,7 @@ def test_the_reason_is_one_plain_sentence(changes: dict[str, Any], reason: str) 
     assert answer.as_dict()["why"]["reason"] == reason
 
 
-def test_json_tells_what_was_tuned() -> None:
+def test_json_says_what_was_tuned() -> None:
     why = prediction(**TUNED).as_dict()["why"]
     assert why["before"] == {"label": "dog", "probability": 0.59}
     assert (why["skipped"], why["tuned_on"], why["weights"]) == (False, [0, 1], [0.3, 0.7, 0.0])
@@ -223,6 +223,41 @@ def test_augmix_gives_other_strong_views(tiny_model: CLIP, images: list[Path]) -
     assert not np.allclose(plain.entropies[1:], mixed.entropies[1:])
 
 
+def test_a_classifier_and_a_prediction_show_themselves_in_a_line(tiny_model: CLIP, images: list[Path]) -> None:
+    classifier = Classifier([*CLASSES, "hen"], tiny_model, "clip")
+    assert repr(classifier) == (
+        "<Classifier clip by tiny-random (cpu, fp32), adaptive views, 4 classes: "
+        "tabby_cat, red fox, golden retriever, …>"
+    )
+    answer = Classifier(CLASSES, tiny_model, "clip", views=16)(images[0])
+    ranked = ", ".join(f"{label} {p:.1%}" for label, p in answer.ranked())
+    assert repr(answer) == f"<Prediction {images[0]}: {ranked}; zero-shot: the original image only>"
+
+
+def test_a_stream_reads_images_that_are_functions_and_keeps_features(tiny_model: CLIP, tmp_path: Path) -> None:
+    class Once:
+        calls = 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(tiny_model, name)
+
+        def encode_images(self, pixels: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return tiny_model.encode_images(pixels)
+
+    model, sources = Once(), [lambda i=i: make_image(i) for i in range(3)]
+    first, again = (
+        [
+            o.probs
+            for o in Classifier(CLASSES, model, views=8, cache=tmp_path).stream(sources)
+            if isinstance(o, Prediction)
+        ]
+        for _ in range(2)
+    )
+    assert model.calls == 3 * 2, "the weak view and the strong ones of each image, once"
+    np.testing.assert_array_equal(first, again)
+
+
 def test_a_recipe_of_one_s_own(tiny_model: CLIP, images: list[Path]) -> None:
     answer = Classifier(CLASSES, tiny_model, method=Recipe("mine", beta=0.25, rho=0.5), views=9)(images[0])
     assert answer.beta == 0.25
@@ -250,6 +285,8 @@ def test_wrong_settings_are_named(tiny_model: CLIP) -> None:
         Classifier(CLASSES, tiny_model, method="es")
     with pytest.raises(ValueError, match="batch_size must be at least 1, not 0"):
         Classifier(CLASSES, tiny_model, batch_size=0)
+    with pytest.raises(ValueError, match="threads must be at least 1, not 0"):
+        Classifier(CLASSES, tiny_model, threads=0)
     with pytest.raises(ValueError, match="a list of names, not one string"):
         Classifier("cat", tiny_model)
 
@@ -261,7 +298,7 @@ def test_wrong_settings_are_named(tiny_model: CLIP) -> None:
         ("{} in a photo.", "no words stand before '{}'"),
     ],
 )
-def test_nothing_to_tune_is_told_before_a_image_is_read(
+def test_nothing_to_tune_is_an_error_before_an_image_is_read(
     tiny_model: CLIP, templates: str | list[str], reason: str
 ) -> None:
     with pytest.raises(ValueError, match=f"'use' tunes the prompt, but .*{reason}.*such as 'a photo of a {{}}.'"):
@@ -273,7 +310,7 @@ def test_nothing_to_tune_is_told_before_a_image_is_read(
 
 
 def test_tuning_that_diverges_is_no_answer(tiny_model: CLIP) -> None:
-    with pytest.raises(ValueError, match=r"'tpt:lr=1e\+30' tuned until nothing but NaN was left"):
+    with pytest.raises(ValueError, match=r"'tpt:lr=1e\+30' diverged"):
         Classifier(CLASSES, tiny_model, "tpt:lr=1e30", views=4)(make_image())
 
 
@@ -316,15 +353,15 @@ def test_the_figure_shows_each_answer_once(tiny_model: CLIP, method: str, number
     assert shown[series[-1]] == pytest.approx(sorted(answer.probs, reverse=True))
     if len(series) == 3:
         assert shown["before tuning"] == pytest.approx(sorted(answer.before, reverse=True))  # type: ignore[call-overload]
-    told = [text for text in texts(figure) if answer.reason in text]
-    assert len(told) == (answer.skipped is not None)
+    reasons = [text for text in texts(figure) if answer.reason in text]
+    assert len(reasons) == (answer.skipped is not None)
 
 
 def test_the_figure_frames_what_counts_or_what_was_tuned_on(tiny_model: CLIP) -> None:
     classifier = Classifier(CLASSES, tiny_model, views=16)
     names = ["clip", "se:rho=0.2", "use:rho=0.2", "tpt:rho=0.2", "r-tpt:rho=0.2"]
     explained = dict(zip(names, classifier.compare(make_image(DISAGREE), names), strict=True))
-    figures = {name: each.figure(15) for name, each in explained.items()}
+    figures = {name: explanation.figure(15) for name, explanation in explained.items()}
     assert {name: len(framed(figure)) for name, figure in figures.items()} == dict(
         zip(names, [0, 3, 3, 3, 3], strict=True)
     )
@@ -348,7 +385,7 @@ def test_the_figure_gives_reliability_weights_and_no_beta(tiny_model: CLIP) -> N
     assert heights == pytest.approx(list(explanation.prediction.weights[order]))
 
 
-def test_the_figure_tells_views_that_were_chosen_after_tuning() -> None:
+def test_the_figure_names_views_that_were_chosen_after_tuning() -> None:
     answer = prediction(chosen=(2,), weights=np.array([0.3, 0.0, 0.7]), delta=0.5, **TUNED)
     figure = Explanation(answer, "tpt+se", np.zeros((3, 8, 8, 3), np.uint8)).figure(1)
     assert figure.subfigs[1].get_suptitle() == (
@@ -367,7 +404,7 @@ def test_a_figure_of_the_weak_view_alone_and_of_strange_names(tiny_model: CLIP, 
 
 
 @pytest.mark.parametrize("method", [name for name in methods.names() if methods.get(name).tunes])
-def test_every_method_that_tunes_answers_and_tells_what_it_did(method: str, tiny_model: CLIP) -> None:
+def test_every_method_that_tunes_answers_and_says_what_it_did(method: str, tiny_model: CLIP) -> None:
     classifier = Classifier(["cat", "dog", "red fox", "hen"], tiny_model, methods.get(method, skip=False), views=12)
     answers = classifier([make_image(1), make_image(2)])
     for answer in answers:
@@ -395,31 +432,31 @@ def test_ttl_refuses_a_tower_without_blocks_before_any_image_is_read() -> None:
         Classifier(["cat", "dog"], disturbed(TINY_RESNET), "ttl")
 
 
-def test_rlcf_is_judged_by_the_words_even_with_a_learned_context(
+def test_rewards_come_from_the_template_whatever_context_was_learned(
     tiny_model: CLIP, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names, judges = ["cat", "dog", "red fox", "hen"], []
-    words = ClassPrompts(tiny_model.text, names)
+    names, rewards = ["cat", "dog", "red fox", "hen"], []
+    prompts = ClassPrompts(tiny_model.text, names)
 
-    def noting(*given: Any, reward: Reward, hidden: None) -> Any:
-        judges.append(reward)
-        return run(*given, reward=reward, hidden=hidden)
+    def noting(*arguments: Any, reward: Reward, hidden: None) -> Any:
+        rewards.append(reward)
+        return run(*arguments, reward=reward, hidden=hidden)
 
     monkeypatch.setattr("usetta.episode.run", noting)
-    Classifier(names, tiny_model, "rlcf", views=20, context=words.context + 0.3)(make_image(3))
-    (judge,) = judges
-    assert judge.features.shape == (1, 20, 32)
-    torch.testing.assert_close(judge.text, words.features())
+    Classifier(names, tiny_model, "rlcf", views=20, context=prompts.context + 0.3)(make_image(3))
+    (reward,) = rewards
+    assert reward.features.shape == (1, 20, 32)
+    torch.testing.assert_close(reward.text, prompts.features())
 
 
-def test_rlcf_takes_another_model_as_judge(tiny_model: CLIP) -> None:
-    image, names, judge = make_image(3), ["cat", "dog", "red fox", "hen"], disturbed(TINY_RESNET)
-    assert judge.image_size != tiny_model.image_size
-    answer = Classifier(names, tiny_model, "rlcf", views=20, reward=judge)(image)
+def test_rlcf_takes_another_reward_model(tiny_model: CLIP) -> None:
+    image, names, other = make_image(3), ["cat", "dog", "red fox", "hen"], disturbed(TINY_RESNET)
+    assert other.image_size != tiny_model.image_size
+    answer = Classifier(names, tiny_model, "rlcf", views=20, reward_model=other)(image)
     pixels = make_views(image, image_id(image), ViewRecipe(20, tiny_model.image_size))
-    size = (judge.image_size, judge.image_size)
+    size = (other.image_size, other.image_size)
     larger = torch.nn.functional.interpolate(pixels / 255, size=size, mode="bicubic", antialias=True).clamp(0, 1)
-    reward = Reward(judge.encode_images(larger)[None], ClassPrompts(judge.text, names).features())
+    reward = Reward(other.encode_images(larger)[None], ClassPrompts(other.text, names).features())
     features, prompts = tiny_model.encode_images(pixels)[None], ClassPrompts(tiny_model.text, names)
     expected = run(methods.get("rlcf"), features, prompts, tiny_model.logit_scale, reward=reward).probs[0]
     np.testing.assert_allclose(answer.probs, expected.numpy(), atol=1e-5)
@@ -427,7 +464,7 @@ def test_rlcf_takes_another_model_as_judge(tiny_model: CLIP) -> None:
 
 
 @pytest.mark.parametrize("method", ["zero", "mta", "sts", "r-tpt"])
-def test_beta_is_told_only_where_there_is_one(method: str, tiny_model: CLIP) -> None:
+def test_beta_is_given_only_where_there_is_one(method: str, tiny_model: CLIP) -> None:
     answer = Classifier(["cat", "dog", "hen"], tiny_model, method, views=12)(make_image())
     assert answer.beta is None
     if method in ("zero", "mta"):

@@ -14,12 +14,13 @@ from conftest import make_image
 from evaluate.runs import CLASSES, VIEWS, four_blocks
 from serve.conftest import running
 from usetta import methods
+from usetta.adaptive import Views
 from usetta.batch.runner import BatchSettings, classify
 from usetta.classifier import Classifier
 from usetta.data.dataset import Dataset
 from usetta.evaluate.metrics import columns
 from usetta.evaluate.runner import EvalSettings, evaluate
-from usetta.evaluate.store import Store
+from usetta.evaluate.store import ResultRow, Store
 from usetta.images import image_id, open_image
 from usetta.models.clip import CLIP
 from usetta.prediction import Prediction
@@ -87,23 +88,49 @@ def test_the_images_are_opened_alike_everywhere(images: list[Path]) -> None:
         assert image_id(open_image(path)) == image_id(open_image(path, for_benchmark=True)) == path.name
 
 
-@pytest.mark.parametrize("batch_size", [1, 4])
-def test_eval(model: CLIP, images: list[Path], expected: Any, tmp_path: Path, batch_size: int) -> None:
+def rows_of(model: CLIP, images: list[Path], method: str, out: Path, views: Views, **options: Any) -> list[ResultRow]:
+    """What `eval` says, of one method alone, as the other paths ask for one."""
     labels = tuple(i % len(CLASSES) for i in range(len(images)))
     ids = tuple(path.name for path in images)
     dataset = Dataset("same", "Same", "other", CLASSES, ids, labels, images[0].parent, "generated")
-    for method in METHODS:  # each in a run of its own, as the other paths ask for one method
-        out = tmp_path / method
-        evaluate(model, [dataset], [method], out, EvalSettings(views=VIEWS), batch_size=batch_size)
-        with Store(out, create=False) as store:
-            rows = list(store.rows())
-        assert len(rows) == len(images)
-        for row in rows:
+    evaluate(model, [dataset], [method], out, EvalSettings(views=views), **options)
+    with Store(out, create=False) as store:
+        rows = list(store.rows())
+    assert len(rows) == len(images)
+    return rows
+
+
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_eval(model: CLIP, images: list[Path], expected: Any, tmp_path: Path, batch_size: int | None) -> None:
+    for method in METHODS:
+        for row in rows_of(model, images, method, tmp_path / method, VIEWS, batch_size=batch_size):
             exact = {name: value.item() for name, value in columns(expected[method, row.image], row.label).items()}
-            found = {name: getattr(row, name) for name in exact}
-            if batch_size > 1:  # images that are answered together differ by rounding
+            answered = {name: getattr(row, name) for name in exact}
+            if batch_size:  # images that are answered together differ by rounding
                 exact = pytest.approx(exact, abs=1e-5)
-            assert found == exact, (method, row.image)
+            assert answered == exact, (method, row.image)
+
+
+@pytest.mark.parametrize("method", ["se", "use"])
+def test_adaptive_views(model: CLIP, images: list[Path], tmp_path: Path, method: str) -> None:
+    """In every command, the same number of views and the same bits."""
+    pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    classifier = Classifier(CLASSES, model, method)  # adaptive by default
+    answers = dict(zip([path.name for path in images], classifier(images), strict=True))
+    views = {name: len(answer.entropies) for name, answer in answers.items()}
+    assert len(set(views.values())) > 1, "the test needs images that are settled early and others that are not"
+    for path in images:
+        explained = classifier.explain(path)
+        assert len(explained.views) == views[path.name]
+        assert np.array_equal(explained.prediction.probs, answers[path.name].probs)
+    settings = BatchSettings(CLASSES, methods.get(method), (TEMPLATE,), top=len(CLASSES))
+    classify(model, settings, [str(path) for path in images], tmp_path / "batch")
+    probs = {(method, name): answer.probs for name, answer in answers.items()}
+    assert not assert_rows_are_exact(tmp_path / "batch", method, probs, rows=len(images))
+    for row in rows_of(model, images, method, tmp_path / "eval", "adaptive"):
+        exact = {name: value.item() for name, value in columns(answers[row.image].probs, row.label).items()}
+        assert {name: getattr(row, name) for name in exact} == exact
+        assert row.views == views[row.image]
 
 
 def test_classify_to_parquet(model: CLIP, images: list[Path], expected: Probabilities, tmp_path: Path) -> None:
@@ -111,7 +138,7 @@ def test_classify_to_parquet(model: CLIP, images: list[Path], expected: Probabil
     for method in METHODS:
         settings = BatchSettings(CLASSES, methods.get(method), (TEMPLATE,), views=VIEWS, top=len(CLASSES))
         done = classify(model, settings, [str(path) for path in images], tmp_path / method)
-        assert (done.images, done.bad) == (len(images), 0)
+        assert (done.images, done.failed) == (len(images), 0)
         assert not assert_rows_are_exact(tmp_path / method, method, expected, rows=len(images))
 
 

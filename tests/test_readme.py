@@ -1,20 +1,26 @@
-"""The commands and the Python of the README are run as they stand there, on real images with the real model.
+"""The commands and the Python of the README are run as they stand there, on a real image with the real model.
 
+They run in this process, so that the model is loaded once and the views of the image are encoded once for all of them.
+The commands about a run get a tiny model instead: what they print does not depend on how good it is.
 What the documentation says of methods and settings is compared with the code.
 """
 
-import os
 import re
 import shlex
 import subprocess
-import sys
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import Tensor
+from typer.testing import CliRunner
 
-from usetta import Recipe, demo, methods
-from usetta.models import embedded
+from usetta import Recipe, demo, load_model, methods
+from usetta.cli import app
+from usetta.models import Model, embedded
+from usetta.models.clip import CLIP
 from usetta.models.package_files import cache_dir
 
 ROOT = Path(__file__).parents[1]
@@ -35,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where a reader would stand: a cat, a folder of images and a list of classes."""
     if not embedded.is_cached():
         pytest.skip("the embedded model was not fetched (`usetta models pull embedded`)")
-    cats = list((cache_dir() / "demo").glob("tabby-cat.png")) or [demo.images(print)[0].path]
+    cats = list((cache_dir() / "demo").glob("tabby-cat.png")) or [demo.demo_dataset(print)[0].path]
     folder = tmp_path_factory.mktemp("reader")
     for name in ("cat.png", "photos/cat.png", "labelled/tabby cat/cat.png", "labelled/red fox/cat.png"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -44,20 +50,54 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(command: list[str], folder: Path) -> str:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        command, cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+class Remembering:
+    """A model that encodes the same views once."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._known: dict[bytes, Tensor] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def encode_images(self, pixels: Tensor) -> Tensor:
+        key = pixels.numpy().tobytes()
+        if key not in self._known:
+            self._known[key] = self._model.encode_images(pixels)
+        return self._known[key]
+
+
+@pytest.fixture(scope="module")
+def default_model(folder: Path) -> Remembering:
+    """What the commands load that name no model."""
+    return Remembering(load_model("auto", device="auto", precision="auto"))
+
+
+@pytest.fixture
+def use(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Stand where the reader stands, with a model that is loaded already."""
+
+    def put_in_place(model: Any) -> None:
+        monkeypatch.chdir(folder)
+        for place in ("usetta.models.load_model", "usetta.classifier.load_model"):
+            monkeypatch.setattr(place, lambda name, **_: model if name == "auto" else pytest.fail(name))
+
+    return put_in_place
+
+
+def run(command: str) -> str:
+    program, *arguments = shlex.split(command)
+    assert program == "usetta"
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
     return done.stdout
 
 
 def test_the_readme_shows_both_commands_and_they_exist() -> None:
     shown = [shlex.split(command, comments=True) for command in COMMANDS if command.startswith("make")]
     assert shown == [["make", "demo"], ["make", "test"]]
-    for command in shown:
-        assert run([command[0], "--dry-run", command[1]], ROOT)
+    for program, target in shown:
+        assert subprocess.run([program, "--dry-run", target], cwd=ROOT, capture_output=True, check=True).stdout
 
 
 def test_the_readme_names_every_method() -> None:
@@ -77,9 +117,12 @@ def test_the_documentation_lists_every_setting_with_its_default() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [each for each in COMMANDS if each.startswith("usetta") and each not in IN_ORDER])
-def test_each_command_of_the_readme_runs(command: str, folder: Path) -> None:
-    shown = run(shlex.split(command), folder)
+@pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("usetta") and line not in IN_ORDER])
+def test_each_command_of_the_readme_runs(
+    command: str, folder: Path, use: Callable[[Any], None], default_model: Remembering
+) -> None:
+    use(default_model)
+    shown = run(command)
     if "classify" in command:
         assert "tabby cat" in shown
     if "explain" in command:
@@ -89,8 +132,9 @@ def test_each_command_of_the_readme_runs(command: str, folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_commands_about_a_run_follow_each_other(folder: Path) -> None:
-    shown = {command.split()[1]: run(shlex.split(command), folder) for command in IN_ORDER}
+def test_the_commands_about_a_run_follow_each_other(folder: Path, use: Callable[[Any], None], tiny_model: CLIP) -> None:
+    use(tiny_model)
+    shown = {command.split()[1]: run(command) for command in IN_ORDER}
     assert list(shown) == ["eval", "table", "report", "reproduce"]
     assert "Accuracy" in shown["eval"]
     assert "points" in shown["table"]
@@ -99,7 +143,11 @@ def test_the_commands_about_a_run_follow_each_other(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_python_of_the_readme_runs(folder: Path) -> None:
+def test_the_python_of_the_readme_runs(
+    use: Callable[[Any], None], default_model: Remembering, capsys: pytest.CaptureFixture[str]
+) -> None:
     (block,) = blocks("python")
     assert len([line for line in block.splitlines() if line.strip()]) <= 5
-    assert run([sys.executable, "-c", block], folder).startswith("tabby cat")
+    use(default_model)
+    exec(block, {})
+    assert capsys.readouterr().out.startswith("tabby cat")

@@ -77,7 +77,7 @@ def test_wrong_usage_exits_with_2(
     assert not (tmp_path / "there").exists()
 
 
-def test_a_folder_without_images_is_told(options: list[object], tmp_path: Path) -> None:
+def test_a_folder_without_images_is_an_error(options: list[object], tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     result = usetta("classify", tmp_path / "empty", *options, "--out", tmp_path / "out")
     assert result.exit_code == 2
@@ -92,10 +92,10 @@ def test_the_options_of_an_engine_reach_it_and_workers_load_the_same_model(
 
     def run(engine: RayEngine, make_worker: Any, works: Any) -> Any:
         monkeypatch.chdir("/")
-        hand = make_worker()
+        worker = make_worker()
         seen.append(engine)
         for work in works:
-            yield work, next(hand.run([work]))
+            yield work, next(worker.run([work]))
 
     monkeypatch.setattr(RayEngine, "run", run)
     monkeypatch.chdir(Path(str(options[3])).parent)
@@ -119,15 +119,15 @@ def test_an_evaluation_uses_the_engine_as_well(
 
     def run(engine: RayEngine, make_worker: Any, works: Any) -> Any:
         seen.append(engine)
-        hand = make_worker()
+        worker = make_worker()
         for work in works:
             for part in reversed(work.parts()):
-                yield part, next(hand.run([part]))
+                yield part, next(worker.run([part]))
 
     monkeypatch.setattr(RayEngine, "run", run)
     command = ["eval", "--data", tmp_path / "zoo", "--model", tiny_checkpoint, "--views", 4, "--methods", "clip,use"]
-    remote = usetta(*command, "--out", tmp_path / "there", "--engine", "ray", "--gpus-per-worker", 0)
-    local = usetta(*command, "--out", tmp_path / "here")
+    remote = usetta(*command, "--out", tmp_path / "remote", "--engine", "ray", "--gpus-per-worker", 0)
+    local = usetta(*command, "--out", tmp_path / "local")
     assert (remote.exit_code, local.exit_code) == (0, 0), remote.output
     assert remote.stdout == local.stdout
     assert "zoo, seed 0: clip" in remote.stderr

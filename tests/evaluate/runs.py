@@ -33,8 +33,8 @@ def four_blocks(seed: int = 0) -> CLIP:
     vision = ViTConfig(image_size=32, patch_size=8, width=64, layers=4, heads=1)
     text = TextConfig(width=64, layers=2, heads=1)
     model = random_model(CLIPConfig(embed_dim=32, vision=vision, text=text), name="four-blocks", seed=seed)
-    some = torch.stack([torch.from_numpy(np.array(make_image(i, (32, 32)))) for i in range(16)]).permute(0, 3, 1, 2)
-    shared = model.encode_images(some).mean(dim=0)
+    pixels = torch.stack([torch.from_numpy(np.array(make_image(i, (32, 32)))) for i in range(16)]).permute(0, 3, 1, 2)
+    shared = model.encode_images(pixels).mean(dim=0)
     projection = model.image_tower.projection
     assert isinstance(projection, torch.Tensor)
     projection -= torch.outer(projection @ shared, shared) / shared.dot(shared)
@@ -46,8 +46,8 @@ def four_blocks(seed: int = 0) -> CLIP:
 def make_dataset(root: Path, images: int = 5, name: str = "things", family: Family = "other") -> Dataset:
     """Images of several sizes in a folder, with labels that go round."""
     ids = tuple(f"{i % len(CLASSES)}/image-{i}.png" for i in range(images))
-    for i, each in enumerate(ids):
-        path = root / each
+    for i, image_id in enumerate(ids):
+        path = root / image_id
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             make_image(i, size=(40 + 3 * i % 20, 36 + 5 * i % 17)).save(path)
@@ -85,7 +85,7 @@ class Counting:
 
 @dataclass(frozen=True)
 class Content:
-    """What a run has found out, but for times, and who computed what when."""
+    """What a run has computed, but for times, and who computed what when."""
 
     rows: list[ResultRow]
     seen: list[ShownViews]
@@ -99,20 +99,23 @@ def content(out: Path) -> Content:
         places = sorted({(row.dataset, row.image, row.seed) for row in rows})
         seen = [store.shown_views(*place) for place in places]
         facts = {kind: store.facts(kind) for kind in ("run", "dataset", "recipe", "classes")}
-        return Content(rows, [each for each in seen if each], [tuple(each) for each in store.failed_images()], facts)
+        return Content(
+            rows, [views for views in seen if views], [tuple(image) for image in store.failed_images()], facts
+        )
 
 
-def assert_close(found: Content, expected: Content, rounding: float = 1e-5) -> None:
+def assert_close(actual: Content, expected: Content, rounding: float = 1e-5) -> None:
     """The same answers to the same questions, up to rounding."""
-    assert len(found.rows) == len(expected.rows)
-    for ours, theirs in zip(found.rows, expected.rows, strict=True):
+    assert len(actual.rows) == len(expected.rows)
+    for ours, theirs in zip(actual.rows, expected.rows, strict=True):
         numbers = {name: value for name, value in asdict(theirs).items() if isinstance(value, float)}
         assert asdict(ours) == {**asdict(theirs), **{name: getattr(ours, name) for name in numbers}}
         assert {name: getattr(ours, name) for name in numbers} == pytest.approx(numbers, abs=rounding), ours
-    assert len(found.seen) == len(expected.seen)
-    for some, others in zip(found.seen, expected.seen, strict=True):
-        assert replace(some, views=()) == replace(others, views=())
-        assert [each[:2] for each in some.views] == [each[:2] for each in others.views]
-        assert [each.entropy for each in some.views] == pytest.approx([each.entropy for each in others.views], abs=1e-4)
-    assert found.bad == expected.bad
-    assert found.facts == expected.facts
+    assert len(actual.seen) == len(expected.seen)
+    for our_views, their_views in zip(actual.seen, expected.seen, strict=True):
+        assert replace(our_views, views=()) == replace(their_views, views=())
+        assert [view[:2] for view in our_views.views] == [view[:2] for view in their_views.views]
+        entropies = [view.entropy for view in their_views.views]
+        assert [view.entropy for view in our_views.views] == pytest.approx(entropies, abs=1e-4)
+    assert actual.bad == expected.bad
+    assert actual.facts == expected.facts

@@ -20,12 +20,12 @@ def test_killed_runs_end_like_one_that_was_left_alone(tmp_path: Path) -> None:
         command, cwd=Path(__file__).parents[1], env=environment, check=False, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert all(found["ended"].values()), (found, done.stderr)
-    assert all(found["struck"].values()), found
-    assert found["torn"] == 0
-    assert found["killed"] >= 10
-    assert found["killed beside another"] >= 3
+    report = json.loads(done.stdout)
+    assert all(report["ended"].values()), (report, done.stderr)
+    assert all(report["struck"].values()), report
+    assert report["torn"] == 0
+    assert report["killed"] >= 10
+    assert report["killed beside another"] >= 3
     whole = content(tmp_path / "whole")
     assert len(whole.rows) == 19 * 2 * 4
     assert len(whole.seen) == 19 * 2
@@ -33,5 +33,5 @@ def test_killed_runs_end_like_one_that_was_left_alone(tmp_path: Path) -> None:
     for name in ("struck", "killed", "shared"):
         assert content(tmp_path / name) == whole, name
         with Store(tmp_path / name) as store:
-            told = [each["images"] for each in store.facts("invocation").values()]
-        assert len(told) >= 3, "too few of the killed got as far as writing something"
+            invocations = store.facts("invocation")
+        assert len(invocations) >= 3, "too few of the killed got as far as writing something"

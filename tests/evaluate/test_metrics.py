@@ -98,12 +98,12 @@ def test_without_images_metrics_are_nan() -> None:
     assert metrics.mcnemar([], []) == 1.0
 
 
-def test_with_one_class_every_answer_is_right_and_certain() -> None:
+def test_with_one_class_every_answer_is_right_and_confident() -> None:
     result = metrics.measure(metrics.columns(np.ones((4, 1)), [0, 0, 0, 0]))
     assert result == {"top1": 100.0, "top5": 100.0, "ece": 0.0, "nll": 0.0, "brier": 0.0}
 
 
-def test_certain_and_wrong_is_the_worst_and_stays_finite() -> None:
+def test_confident_and_wrong_is_the_worst_and_stays_finite() -> None:
     result = metrics.measure(metrics.columns([[1.0, 0.0], [1.0, 0.0]], [1, 1]))
     assert (result["top1"], result["ece"], result["brier"]) == (0.0, 100.0, 2.0)
     assert result["nll"] == pytest.approx(-math.log(np.finfo(np.float32).tiny))
@@ -142,7 +142,7 @@ def test_group_means_of_the_papers_zero_shot_row() -> None:
     assert means == pytest.approx({"in&o": 59.116, "ood": 57.215, "fgvc": 63.669, "avg": 61.3925})
 
 
-def test_a_mean_with_a_missing_data_set_is_undefined() -> None:
+def test_a_mean_with_a_missing_dataset_is_undefined() -> None:
     imagenet: dict[str, float | None] = dict.fromkeys(metrics.IMAGENET, 50.0)
     assert metrics.group_means(imagenet) == {"in&o": 50.0, "ood": 50.0, "fgvc": None, "avg": None}
     assert metrics.group_means(imagenet | {"imagenet": None}) == {"in&o": None, "ood": 50.0, "fgvc": None, "avg": None}

@@ -12,26 +12,26 @@ import pytest
 import torch
 
 import usetta
-from usetta.evaluate import provenance as room
+from usetta.evaluate import provenance as module
 from usetta.evaluate.provenance import commit, peak_memory, provenance
 
 
 def test_versions_and_machine_are_those_of_this_process() -> None:
     before = datetime.now(UTC)
-    told = provenance()
-    assert told["usetta"] == usetta.__version__
-    assert told["python"] == platform.python_version()
-    assert told["torch"] == torch.__version__
-    assert told["numpy"] == np.__version__
-    assert told["cpu"] == os.cpu_count()
-    started = datetime.fromisoformat(told["started"])
+    facts = provenance()
+    assert facts["usetta"] == usetta.__version__
+    assert facts["python"] == platform.python_version()
+    assert facts["torch"] == torch.__version__
+    assert facts["numpy"] == np.__version__
+    assert facts["cpu"] == os.cpu_count()
+    started = datetime.fromisoformat(facts["started"])
     assert started.tzinfo is not None
     assert abs((started - before).total_seconds()) < 5
-    assert None not in [told[name] for name in ("pillow", "safetensors", "tokenizers", "platform")]
+    assert None not in [facts[name] for name in ("pillow", "safetensors", "tokenizers", "platform")]
 
 
 def test_a_package_that_is_not_there_has_no_version() -> None:
-    assert room._version("no-such-package-anywhere") is None
+    assert module._version("no-such-package-anywhere") is None
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -45,7 +45,7 @@ def test_the_commit_is_that_of_the_checkout_this_code_is_in(tmp_path: Path, monk
     package.mkdir(parents=True)
     file = package / "provenance.py"
     file.write_text("pass\n")
-    monkeypatch.setattr(room, "__file__", str(file))
+    monkeypatch.setattr(module, "__file__", str(file))
     found = commit.__wrapped__
     assert found() is None  # no checkout
     git(tmp_path, "init", "--quiet")

@@ -2,9 +2,11 @@
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 
 from usetta.evaluate.store import FILE, FailedImage, ResultRow, ShownViews, Store, StoreError, ViewRecord
 
-ROW = ResultRow("pets", "a/b.jpg", 0, "use", 3, 4, 0.6, 0.3, 1, 0.45, 0.25, 0.4, 3, True, 0.1)
+ROW = ResultRow("pets", "a/b.jpg", 0, "use", 3, 4, 0.6, 0.3, 1, 0.45, 0.25, 0.4, 3, True, 64, 0.1)
 
 
 def test_rows_come_back_as_they_were_in_the_order_of_their_keys(tmp_path: Path) -> None:
@@ -56,7 +58,7 @@ def test_bad_images_are_remembered_with_their_reason(tmp_path: Path) -> None:
         assert store.failed_images() == [("pets", "a.jpg", "truncated"), ("pets", "b.jpg", "empty file")]
 
 
-def test_a_image_that_was_seen_is_not_bad_any_more_and_its_views_come_back(tmp_path: Path) -> None:
+def test_an_image_that_was_seen_is_not_bad_any_more_and_its_views_come_back(tmp_path: Path) -> None:
     seen = ShownViews("pets", "b.jpg", 0, (ViewRecord(0, 3, 0.5), ViewRecord(17, 4, 0.25)))
     with Store(tmp_path) as store:
         store.add([], bad=[FailedImage("pets", "b.jpg", "empty"), FailedImage("dtd", "b.jpg", "empty")])
@@ -142,8 +144,9 @@ def test_what_is_not_a_store_is_named(tmp_path: Path) -> None:
 
 
 def test_a_store_of_another_version_is_refused(tmp_path: Path) -> None:
-    with Store(tmp_path) as store:
-        store._db.execute("PRAGMA user_version = 99")
+    Store(tmp_path)
+    with closing(sqlite3.connect(tmp_path / FILE)) as db:
+        db.execute("PRAGMA user_version = 99")
     with pytest.raises(StoreError, match="another version of usetta"):
         Store(tmp_path)
 
@@ -157,7 +160,7 @@ def test_a_killed_process_leaves_whole_batches(tmp_path: Path) -> None:
     """A process writes batches of ten until it kills itself in the middle of one."""
     script = (
         "import os, signal, sys; from dataclasses import replace; from pathlib import Path\n"
-        "from usetta.evaluate.store import Row, Store\n"
+        "from usetta.evaluate.store import ResultRow, Store\n"
         f"row = {ROW!r}\n"
         "def batch(n):\n"
         "    for i in range(10):\n"

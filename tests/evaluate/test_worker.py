@@ -1,8 +1,7 @@
-"""The work of a run: images of all kinds, bad ones among them, and threads that are never far ahead."""
+"""The work of a run: images of all kinds, bad ones among them, and outcomes in the order of the items."""
 
 import io
 import struct
-import threading
 import time
 import zlib
 from collections.abc import Callable
@@ -15,17 +14,17 @@ import pytest
 from PIL import Image
 
 from conftest import make_image
-from evaluate.runs import CLASSES, VIEWS, Content, content, make_dataset
+from evaluate.runs import CLASSES, VIEWS, Content, Counting, content, make_dataset
 from usetta import methods
 from usetta.data import Dataset
 from usetta.evaluate.runner import EvalSettings, evaluate
-from usetta.evaluate.store import Store
-from usetta.evaluate.worker import EvalWorker, Subject, Task, _ahead
+from usetta.evaluate.store import ShownViews, Store
+from usetta.evaluate.worker import DatasetJob, EvalWorker, WorkImage, WorkItem
 from usetta.models.clip import CLIP
-from usetta.prompts import ClassPrompts
+from usetta.pipeline import Pipeline
 from usetta.views import ViewRecipe
 
-SETTING = EvalSettings(views=VIEWS)
+SETTINGS = EvalSettings(views=VIEWS)
 
 
 def jpeg(**options: Any) -> bytes:
@@ -64,38 +63,40 @@ def repair(path: Path) -> None:
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_bad_images_are_told_and_the_others_answered_until_they_are_repaired(
+def test_bad_images_are_reported_and_the_others_answered_until_they_are_repaired(
     model: CLIP, tmp_path: Path, cached: bool
 ) -> None:
     dataset, out = make_dataset(tmp_path / "images", 2 + len(BAD)), tmp_path / "run"
     good = {dataset.ids[0], dataset.ids[4]}
-    broken = dict(zip([each for each in dataset if each.id not in good], BAD.values(), strict=True))
+    broken = dict(zip([image for image in dataset if image.id not in good], BAD.values(), strict=True))
     for image, (spoil, _) in broken.items():
         spoil(image.path)
 
     def go() -> Content:
         cache = tmp_path / "cache" if cached else None
-        found = evaluate(model, [dataset], ["clip", "se"], out, SETTING, seeds=(0, 1), batch_size=3, cache=cache)
-        assert found.bad == len(content(out).bad)
+        done = evaluate(model, [dataset], ["clip", "se"], out, SETTINGS, seeds=(0, 1), batch_size=3, cache=cache)
+        assert done.failed == len(content(out).bad)
         return content(out)
 
     first = go()
     assert [image for _, image, _ in first.bad] == sorted(image.id for image in broken)
     for name, image, reason in first.bad:
         assert name == "things"
-        assert next(expected for each, (_, expected) in broken.items() if each.id == image) in reason
+        assert next(expected for item, (_, expected) in broken.items() if item.id == image) in reason
     assert {row.image for row in first.rows} == good
     assert len(first.rows) == 2 * 2 * 2
-    for place, image in enumerate(broken):  # one after the other
-        repair(image.path)
-        found = go()
-        assert len(found.bad) == len(broken) - place - 1
-        assert {row.image for row in found.rows} == good | {each.id for each in list(broken)[: place + 1]}
-        assert [row for row in found.rows if row.image in good] == first.rows
-    assert len(found.rows) == len(dataset) * 2 * 2
+    repaired, *others = broken
+    for images in ([repaired], others):
+        for image in images:
+            repair(image.path)
+        now = go()
+        assert [row for row in now.rows if row.image in good] == first.rows
+        assert {row.image for row in now.rows} == set(dataset.ids) - {image for _, image, _ in now.bad}
+        assert len(now.bad) == (len(others) if images == [repaired] else 0)
+    assert len(now.rows) == len(dataset) * 2 * 2
 
 
-def test_a_image_that_may_not_be_read_is_told(
+def test_an_image_that_may_not_be_read_is_reported(
     model: CLIP, things: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Root may read anything, so the refusal is made up."""
@@ -145,7 +146,7 @@ def test_odd_kinds_of_images_are_answered_as_published_loaders_read_them(model: 
     def confidences(root: Path, suffix: str) -> dict[str, float]:
         ids = tuple(path.name + suffix for path in odd)
         dataset = Dataset("odd", "Odd", "other", CLASSES, ids, (0,) * len(ids), root, "generated")
-        assert evaluate(model, [dataset], ["clip"], tmp_path / f"run{suffix}").bad == 0
+        assert evaluate(model, [dataset], ["clip"], tmp_path / f"run{suffix}").failed == 0
         return {row.image.removesuffix(suffix): row.true_probability for row in content(tmp_path / f"run{suffix}").rows}
 
     found, expected = confidences(tmp_path / "odd", ""), confidences(tmp_path / "plain", ".png")
@@ -154,128 +155,98 @@ def test_odd_kinds_of_images_are_answered_as_published_loaders_read_them(model: 
     assert len(set(found.values())) == 8
 
 
-def task_of(model: CLIP, dataset: Dataset, names: dict[int, tuple[str, ...]], seed: int = 0) -> Task:
-    recipes = {name: methods.get(name) for each in names.values() for name in each}
-    prompts = ClassPrompts(model.text, dataset.classes)
-    return Task(Subject(dataset, ViewRecipe(views=VIEWS, size=32), recipes, prompts, prompts), seed, names)
+class Jobs:
+    """A worker on datasets, by what is asked of their images."""
+
+    def __init__(self, model: Any, *sets: Dataset, threads: int = 2, batch_size: int | None = None) -> None:
+        names = ("clip", "se", "se:beta=1.0", "tpt", "ttl", "rlcf")
+        recipes = {name: methods.get(name) for name in names}
+        jobs = {one.name: DatasetJob(one, recipes, ViewRecipe(VIEWS, 32), ["a photo of a {}."]) for one in sets}
+        self._sets = {one.name: one for one in sets}
+        self.worker = EvalWorker(Pipeline(model, threads=threads), jobs, batch_size)
+
+    def item(self, names: dict[int, tuple[str, ...]], seed: int = 0, dataset: str = "things") -> WorkItem:
+        images = [WorkImage(self._sets[dataset].ids[i], i, wanted) for i, wanted in names.items()]
+        return WorkItem(dataset, seed, tuple(images))
 
 
-def test_a_task_asks_for_no_more_than_its_methods_need(model: CLIP, things: Dataset) -> None:
-    def needs(*names: str) -> tuple[int, bool, bool]:
-        task = task_of(model, things, {0: names}, seed=7)
-        assert task.views.seed == 7
-        return task.views.views, task.needs_hidden, task.needs_judge
-
-    assert needs("clip") == (1, False, False)
-    assert needs("clip", "se:beta=1.0") == (1, False, False)
-    assert needs("clip", "se") == (VIEWS, False, False)
-    assert needs("ttl") == (VIEWS, True, False)
-    assert needs("rlcf", "clip") == (VIEWS, False, True)
-
-
-def test_every_image_of_a_task_is_answered_by_the_methods_that_it_lacks(model: CLIP, things: Dataset) -> None:
-    names = {0: ("clip", "se"), 2: ("se",), 3: ("tpt", "clip"), 4: ("ttl",)}
-    (outcome,) = EvalWorker(model).run([task_of(model, things, names)])
-    found = {(things.ids.index(row.image), row.method) for row in outcome.rows}
-    assert found == {(image, name) for image, wanted in names.items() for name in wanted}
-    assert len(outcome.rows) == 6
-    assert sorted(things.ids.index(each.image) for each in outcome.seen) == [0, 2, 3, 4]
-    assert all(len(each.views) == 4 for each in outcome.seen)
-    assert (outcome.encoded, outcome.bad) == (4, [])
-
-
-@pytest.mark.parametrize("names", [("clip",), ("clip", "se"), ("se", "ttl", "rlcf")])
-def test_images_that_go_through_the_tower_together_get_the_same_answers(
-    model: CLIP, things: Dataset, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("names", "encoded", "hidden", "rewarded"),
+    [
+        (("clip",), 1, 0, 0),
+        (("clip", "se:beta=1.0"), 1, 0, 0),
+        (("clip", "se"), VIEWS, 0, 0),
+        (("ttl", "se"), 0, VIEWS, 0),
+        (("rlcf", "clip"), VIEWS, 0, VIEWS),
+    ],
+)
+def test_no_more_is_encoded_than_the_methods_need(
+    model: CLIP, things: Dataset, names: tuple[str, ...], encoded: int, hidden: int, rewarded: int
 ) -> None:
-    """As on a GPU, which a task's images share."""
-    wanted = dict.fromkeys(range(4), names)
-    (one_by_one,) = EvalWorker(model).run([task_of(model, things, wanted)])
-    monkeypatch.setattr(EvalWorker, "_groups", lambda self, members: iter([list(members)]))
-    (together,) = EvalWorker(model).run([task_of(model, things, wanted)])
-    assert together.encoded == 4
-    for one, other in zip(one_by_one.rows, together.rows, strict=True):
-        assert (one.image, one.method, one.prediction) == (other.image, other.method, other.prediction)
-        assert other.confidence == pytest.approx(one.confidence, abs=1e-5)
+    own, reward_model = Counting(model), Counting(model)
+    job = DatasetJob(things, {name: methods.get(name) for name in names}, ViewRecipe(VIEWS, 32), ["a {}."])
+    worker = EvalWorker(Pipeline(own, reward_model=reward_model), {"things": job})
+    (outcome,) = worker.run([WorkItem("things", 7, (WorkImage(things.ids[0], 0, names),))])
+    assert (own.encoded, own.hidden, reward_model.encoded) == (encoded, hidden, rewarded)
+    assert [row.seed for row in outcome.rows] == [7] * len(names)
 
 
-def test_a_worker_does_tasks_of_several_data_sets_in_order(model: CLIP, tmp_path: Path) -> None:
+def test_every_image_of_an_item_is_answered_by_the_methods_that_it_lacks(model: CLIP, things: Dataset) -> None:
+    names = {0: ("clip", "se"), 2: ("se",), 3: ("tpt", "clip"), 4: ("ttl",)}
+    jobs = Jobs(model, things)
+    (outcome,) = jobs.worker.run([jobs.item(names)])
+    answered = [(things.ids.index(row.image), row.method) for row in outcome.rows]
+    assert sorted(answered) == sorted((image, name) for image, wanted in names.items() for name in wanted)
+    assert sorted(things.ids.index(views.image) for views in outcome.shown) == [0, 2, 3, 4]
+    assert all(len(views.views) == 4 for views in outcome.shown)
+    assert (outcome.encoded, outcome.failed) == (4, [])
+
+
+def test_outcomes_come_in_the_order_of_items_of_several_datasets(model: CLIP, tmp_path: Path) -> None:
     sets = [make_dataset(tmp_path / name, 3, name) for name in "ab"]
-    tasks = [task_of(model, dataset, {n: ("se",)}, seed) for n in range(3) for dataset in sets for seed in (0, 1)]
-    outcomes = list(EvalWorker(model, threads=3).run(tasks))
-    assert len(outcomes) == len(tasks)
-    assert [(row.dataset, row.seed) for outcome in outcomes for row in outcome.rows] == [
-        ("a", 0),
-        ("a", 1),
-        ("b", 0),
-        ("b", 1),
-    ] * 3
-    assert list(EvalWorker(model).run([])) == []
+    sets[1][1].path.write_bytes(b"")
+    jobs = Jobs(model, *sets, threads=3)
+    items = [jobs.item({n: ("se",), (n + 1) % 3: ("clip",)}, s, d) for n in range(3) for d in "ab" for s in (0, 1)]
+    outcomes = list(jobs.worker.run(iter(items)))
+    assert len(outcomes) == len(items)
+    for item, outcome in zip(items, outcomes, strict=True):
+        ids = [image.image for image in outcome.failed] + [row.image for row in outcome.rows]
+        assert sorted(ids) == sorted(image.id for image in item.images)
+        assert {(row.dataset, row.seed) for row in outcome.rows} <= {(item.dataset, item.seed)}
+        assert [image.reason for image in outcome.failed] == ["file is empty"] * len(outcome.failed)
+    assert sum(len(outcome.failed) for outcome in outcomes) == 4
+    assert list(jobs.worker.run([])) == []
 
 
-def test_the_time_of_a_image_is_its_own_and_its_share_of_the_method(model: CLIP, things: Dataset) -> None:
-    class Slow:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(model, name)
-
+def test_the_time_of_an_image_is_its_own_and_its_share_of_the_method(model: CLIP, things: Dataset) -> None:
+    class Slow(Counting):
         def encode_images(self, pixels: Any) -> Any:
             if len(pixels) > 1:
                 time.sleep(0.05)
-            return model.encode_images(pixels)
+            return super().encode_images(pixels)
 
-    (outcome,) = EvalWorker(Slow()).run([task_of(model, things, {0: ("clip", "se"), 1: ("clip",), 2: ("clip",)})])
+    jobs = Jobs(Slow(model), things)
+    (outcome,) = jobs.worker.run([jobs.item({0: ("clip", "se"), 1: ("clip",)})])
     seconds = {(row.image, row.method): row.seconds for row in outcome.rows}
     assert 0.05 < seconds[things.ids[0], "se"] < 5
     assert 0 < seconds[things.ids[0], "clip"] < seconds[things.ids[0], "se"], "one view of many is all that it looks at"
 
 
-def test_threads_are_at_most_two_items_each_ahead_and_keep_the_order() -> None:
-    begun: list[int] = []
-    lock = threading.Lock()
-
-    def work(i: int) -> int:
-        with lock:
-            begun.append(i)
-        time.sleep(0.001 * (i % 3))
-        return i * i
-
-    taken = 0
-    for i, found in enumerate(_ahead(work, range(40), threads=3)):
-        assert found == i * i
-        taken += 1
-        time.sleep(0.002)
-        assert len(begun) <= taken + 2 * 3
-    assert taken == 40
-    assert sorted(begun) == list(range(40))
-
-
-def test_an_error_of_a_thread_reaches_the_caller_in_its_place() -> None:
-    found: list[int] = []
-    with pytest.raises(ZeroDivisionError):
-        found.extend(_ahead(lambda i: 6 // (3 - i), range(10), threads=2))
-    assert found == [2, 3, 6]
-    assert not [each for each in threading.enumerate() if each.name.startswith("usetta-views")]
-
-
-def test_views_that_were_written_down_say_what_the_view_alone_says(
+def test_the_views_that_are_recorded_are_the_weak_and_the_most_confident(
     model: CLIP, things: Dataset, tmp_path: Path
 ) -> None:
-    """With one view there are no others to be written down; they come with a method that looks at them."""
-    evaluate(model, [things], ["clip"], tmp_path / "run", replace(SETTING, views=1))
-    with Store(tmp_path / "run", create=False) as store:
-        alone = [store.shown_views("things", each.id, 0) for each in things]
-        rows = {row.image: row for row in store.rows()}
-    assert all(each is not None and len(each.views) == 1 for each in alone)
-    for each in alone:
-        assert each is not None
-        assert each.views[0].label == rows[each.image].prediction
-    evaluate(model, [things], ["clip"], tmp_path / "more", SETTING)
-    evaluate(model, [things], ["use"], tmp_path / "more", SETTING)
-    with Store(tmp_path / "more", create=False) as store:
-        more = [store.shown_views("things", each.id, 0) for each in things]
-    for few, many in zip(alone, more, strict=True):
-        assert few is not None
-        assert many is not None
+    """With one view there are no others to record; they come with a method that looks at them."""
+
+    def shown(out: str) -> list[ShownViews]:
+        with Store(tmp_path / out, create=False) as store:
+            return [views for image in things if (views := store.shown_views("things", image.id, 0))]
+
+    evaluate(model, [things], ["clip"], tmp_path / "run", replace(SETTINGS, views=1))
+    alone, rows = shown("run"), {row.image: row for row in content(tmp_path / "run").rows}
+    assert [[view.label for view in views.views] for views in alone] == [[rows[v.image].prediction] for v in alone]
+    for method in ("clip", "use"):
+        evaluate(model, [things], [method], tmp_path / "more", SETTINGS)
+    for few, many in zip(alone, shown("more"), strict=True):
         assert len(many.views) == 4
         assert many.views[0].label == few.views[0].label
         assert many.views[0].entropy == pytest.approx(few.views[0].entropy, abs=1e-5)

@@ -21,15 +21,16 @@ import torch
 from torch import Tensor
 
 from evaluate.runs import Counting, four_blocks, make_dataset
-from usetta.evaluate import features, store
+from usetta import feature_cache
+from usetta.evaluate import store
 from usetta.evaluate.runner import EvalSettings, evaluate
 
 METHODS = ("clip", "se", "use", "ttl")
 BLOWS: dict[str, tuple[Any, str, int]] = {
     "a row of a batch is about to be written": (store, "astuple", 40),
-    "features are about to be written": (features.FeatureCache, "put", 3),
+    "features are about to be written": (feature_cache.FeatureCache, "put", 3),
     "features are written and rows are not": (store.Store, "add", 4),
-    "rows are written and the diary is not": (store.Store, "note", 9),
+    "rows are written and the log of the run is not": (store.Store, "note", 9),
     "facts are about to be written": (store.Store, "fix_all", 1),
 }
 """A function whose n-th call is the last of its process."""
@@ -112,7 +113,7 @@ def ended(child: int) -> bool:
 
 
 def strike(owner: Any, name: str, count: int) -> None:
-    """Let the process kill itself in place of a confident call of a function."""
+    """Let the process kill itself in place of a given call of a function."""
     function, calls = getattr(owner, name), 0
 
     def last(*arguments: Any, **options: Any) -> Any:
@@ -126,33 +127,33 @@ def strike(owner: Any, name: str, count: int) -> None:
 
 
 def main(folder: Path, seed: int) -> dict[str, Any]:
-    """Runs in `folder` that were left alone, struck, killed and shared, each ended; and how many kills hit."""
+    """Runs in `folder` that were left alone, struck, killed and shared, all of them ended; and how many kills hit."""
     rng, runs, begin = random.Random(seed), Runs(folder, images=20), time.perf_counter()
-    found: dict[str, Any] = {"ended": {"whole": ended(runs.start("whole"))}}
+    report: dict[str, Any] = {"ended": {"whole": ended(runs.start("whole"))}}
     task = (time.perf_counter() - begin) / 20
 
     def moment() -> float:
         return rng.uniform(0, 1.5) * task
 
-    found |= {"struck": {}, "killed": 0, "killed beside another": 0, "torn": 0}
+    report |= {"struck": {}, "killed": 0, "killed beside another": 0, "torn": 0}
     for name, blow in BLOWS.items():
         _, status = os.waitpid(runs.start("struck", partial(strike, *blow)), 0)
-        found["struck"][name] = os.WIFSIGNALED(status)
-        found["torn"] += torn(folder / "struck")
+        report["struck"][name] = os.WIFSIGNALED(status)
+        report["torn"] += torn(folder / "struck")
     for attempt in range(13):
         child = runs.start("killed")
         if attempt % 2:  # the others are killed while they begin
             wait_for_rows(folder / "killed")
-        found["killed"] += killed(child, moment())
+        report["killed"] += killed(child, moment())
     other = runs.start("shared")
     for _ in range(4):
         one, other = other, runs.start("shared")
         wait_for_rows(folder / "shared")
-        found["killed beside another"] += killed(one, moment())
+        report["killed beside another"] += killed(one, moment())
     last = [other, runs.start("shared")]
-    found["ended"] |= {name: ended(runs.start(name)) for name in ("struck", "killed")}
-    found["ended"] |= {f"shared by {each}": ended(each) for each in last}
-    return found
+    report["ended"] |= {name: ended(runs.start(name)) for name in ("struck", "killed")}
+    report["ended"] |= {f"shared by {child}": ended(child) for child in last}
+    return report
 
 
 if __name__ == "__main__":

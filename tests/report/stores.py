@@ -41,6 +41,7 @@ def answers(dataset: str, method: str, right: str, *, seed: int = 0, first: int 
             "beta": 0.5,
             "before": 1 if tuned else None,
             "skipped": number % 2 == 0 if tuned else None,
+            "views": 64,
             "seconds": 0.25,
         }
         rows.append(ResultRow(**values | changed))

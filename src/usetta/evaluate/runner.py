@@ -110,6 +110,9 @@ def evaluate(
         for recipe in job.recipes.values():
             head.check(recipe, job.views.views)
     with ExitStack() as stack:
+        features = None
+        if cache and engine is None:  # before the store, so that a cache that cannot be used leaves no run behind
+            features = stack.enter_context(FeatureCache(cache, half=settings.half_features))
         stores = [stack.enter_context(Store(shard_folder(out, shard)))]
         if not shard.is_whole and (out / FILE).is_file():  # what has been merged already is not computed again
             stores.append(stack.enter_context(Store(out, create=False)))
@@ -122,7 +125,6 @@ def evaluate(
         plan = _plan(jobs.values(), seeds, limit, batch_size or _ITEM_IMAGES, shard, stores)
         make_worker: Callable[[], EvalWorker]
         if engine is None:
-            features = stack.enter_context(FeatureCache(cache, half=settings.half_features)) if cache else None
             pipeline = Pipeline(model, reward_model=reward_model, cache=features, threads=threads)
             engine, make_worker = LocalEngine(), lambda: EvalWorker(pipeline, jobs, batch_size)
         else:

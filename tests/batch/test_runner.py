@@ -11,9 +11,10 @@ import torch
 from conftest import make_image
 from evaluate.runs import Counting, four_blocks
 from usetta import Classifier, methods
-from usetta.batch import run
+from usetta.batch import runner
 from usetta.batch.parts import OutputError
-from usetta.batch.runner import Batch, BatchSettings, classify
+from usetta.batch.runner import BatchSettings, ImageBatch, classify
+from usetta.batch.sources import BatchImage
 from usetta.distributed import Failed, LocalEngine
 from usetta.models.clip import CLIP
 
@@ -25,7 +26,7 @@ TOLERANCE = 1e-4
 """Of probabilities, between runs whose arithmetic rounds otherwise; docs/cluster.md states it."""
 
 
-def setting(method: str = "use", **changes: Any) -> BatchSettings:
+def settings(method: str = "use", **changes: Any) -> BatchSettings:
     return BatchSettings(CLASSES, methods.get(method), ("a photo of a {}.",), **{"views": 8, "top": 2, **changes})
 
 
@@ -46,9 +47,9 @@ def zoo(tmp_path: Path) -> Path:
 
 
 def rows(out: Path) -> dict[str, dict[str, Any]]:
-    found = parquet.read_table(out).to_pylist()
-    assert len({(row["source"], row["key"]) for row in found}) == len(found), "nothing twice"
-    return {row["key"].rpartition("/")[2]: row for row in found}
+    table = parquet.read_table(out).to_pylist()
+    assert len({(row["source"], row["key"]) for row in table}) == len(table), "nothing twice"
+    return {row["key"].rpartition("/")[2]: row for row in table}
 
 
 def answers(out: Path) -> dict[str, Any]:
@@ -61,10 +62,10 @@ def answers(out: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("method", ["clip", "se", "use"])
 def test_rows_are_what_the_classifier_says(model: CLIP, zoo: Path, tmp_path: Path, method: str) -> None:
-    said: list[str] = []
-    done = classify(model, setting(method), [str(zoo)], tmp_path / "out", say=said.append)
-    assert (done.images, done.bad, done.before) == (20, 1, 0)
-    assert said == [f"{zoo}: 19.png: not an image in a format that is read here (JPEG, PNG, WEBP, GIF, BMP, TIFF)"]
+    lines: list[str] = []
+    done = classify(model, settings(method), [str(zoo)], tmp_path / "out", log=lines.append)
+    assert (done.images, done.failed, done.before) == (20, 1, 0)
+    assert lines == [f"{zoo}: 19.png: not an image in a format that is read here (JPEG, PNG, WEBP, GIF, BMP, TIFF)"]
     classifier = Classifier(CLASSES, model, method, views=8)
     found = rows(tmp_path / "out")
     assert len(found) == 20
@@ -80,6 +81,7 @@ def test_rows_are_what_the_classifier_says(model: CLIP, zoo: Path, tmp_path: Pat
         assert row["top_labels"] == [label for label, _ in answer.ranked(2)]
         assert row["top_probabilities"] == [p for _, p in answer.ranked(2)]
         assert row["confidence"] == answer.confidence
+        assert row["views"] == len(answer.entropies) == (1 if method == "clip" else 8)
         assert (row["delta"], row["beta"]) == (pytest.approx(answer.delta), pytest.approx(answer.beta))
     assert len({row["label"] for row in found.values()}) > 2, "answers must differ, else little was tested"
 
@@ -87,7 +89,7 @@ def test_rows_are_what_the_classifier_says(model: CLIP, zoo: Path, tmp_path: Pat
 def test_the_source_and_the_parts_change_nothing(
     model: CLIP, zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    classify(model, setting(), [str(zoo)], tmp_path / "folder")
+    classify(model, settings(), [str(zoo)], tmp_path / "folder")
     expected = answers(tmp_path / "folder")
     with tarfile.open(tmp_path / "zoo.tar", "w") as tar:
         for path in sorted(zoo.iterdir(), reverse=True):
@@ -96,10 +98,10 @@ def test_the_source_and_the_parts_change_nothing(
     (zoo / "list.txt").write_text("\n".join([*names, names[3]]))  # one of them twice
     table = pyarrow.table({"path": [str(zoo / name) for name in names]})
     parquet.write_table(table, tmp_path / "zoo.parquet")
-    monkeypatch.setattr(run, "_AT_ONCE", 3)
+    monkeypatch.setattr(runner, "_BATCH_IMAGES", 3)
     for source in (str(tmp_path / "zoo.tar"), f"@{zoo / 'list.txt'}", str(tmp_path / "zoo.parquet"), f"file://{zoo}"):
         out = tmp_path / "out" / source.replace("/", "-")
-        assert classify(model, setting(), [source], out).images == 20
+        assert classify(model, settings(), [source], out).images == 20
         assert answers(out) == expected, source
 
 
@@ -115,45 +117,45 @@ class Failing(Counting):
 
 
 def test_a_run_that_was_stopped_goes_on_and_computes_nothing_twice(model: CLIP, zoo: Path, tmp_path: Path) -> None:
-    classify(model, setting(), [str(zoo)], tmp_path / "whole")
+    classify(model, settings(), [str(zoo)], tmp_path / "whole")
     counting: Any = Failing(model)
     counting.after = 9 * 8  # views of nine images: one batch and a bit
     with pytest.raises(KeyboardInterrupt):
-        classify(counting, setting(), [str(zoo)], tmp_path / "out")
+        classify(counting, settings(), [str(zoo)], tmp_path / "out")
     assert len(rows(tmp_path / "out")) == 8
     again: Any = Failing(model)
-    done = classify(again, setting(), [str(zoo)], tmp_path / "out")
-    assert (done.images, done.before, done.bad) == (12, 8, 1)
+    done = classify(again, settings(), [str(zoo)], tmp_path / "out")
+    assert (done.images, done.before, done.failed) == (12, 8, 1)
     assert again.encoded == 11 * 8
     assert rows(tmp_path / "out") == rows(tmp_path / "whole")
     make_image(19).save(zoo / "19.png")  # what was bad is tried again
     make_image(20).save(zoo / "20.png")  # and what is new is added
     last: Any = Failing(model)
-    done = classify(last, setting(), [str(zoo)], tmp_path / "out")
-    assert (done.images, done.before, done.bad, last.encoded) == (2, 19, 0, 16)
+    done = classify(last, settings(), [str(zoo)], tmp_path / "out")
+    assert (done.images, done.before, done.failed, last.encoded) == (2, 19, 0, 16)
     assert len(rows(tmp_path / "out")) == 21
 
 
 @pytest.mark.parametrize(
     ("other", "named"),
     [
-        (setting("se"), "method"),
-        (setting(views=9), "views"),
-        (setting(seed=1), "seed"),
-        (setting(augmix=True), "augmix"),
-        (setting(top=1), "top"),
+        (settings("se"), "method"),
+        (settings(views=9), "views"),
+        (settings(seed=1), "seed"),
+        (settings(augmix=True), "augmix"),
+        (settings(top=1), "top"),
         (BatchSettings(("cat",), methods.get("use"), ("a photo of a {}.",), views=8, top=2), "classes"),
         (BatchSettings(CLASSES, methods.get("use"), ("a {}.",), views=8, top=2), "templates"),
-        (setting(context=torch.zeros(4, 64)), "context"),
+        (settings(context=torch.zeros(4, 64)), "context"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_other_settings_are_refused(model: CLIP, zoo: Path, tmp_path: Path, other: BatchSettings, named: str) -> None:
-    classify(model, setting(), [str(zoo / "00.png")], tmp_path / "out")
+    classify(model, settings(), [str(zoo / "00.png")], tmp_path / "out")
     with pytest.raises(OutputError, match=f"were made with another {named}"):
         classify(model, other, [str(zoo)], tmp_path / "out")
     with pytest.raises(OutputError, match="were made with another model"):
-        classify(four_blocks(seed=1), setting(), [str(zoo)], tmp_path / "out")
+        classify(four_blocks(seed=1), settings(), [str(zoo)], tmp_path / "out")
     assert list(rows(tmp_path / "out")) == ["00.png"]
 
 
@@ -163,24 +165,26 @@ class Backwards:
     def __init__(self, lost: str = "") -> None:
         self._lost = lost
 
-    def run(self, make_worker: Callable[[], Any], works: Iterable[Batch]) -> Generator[tuple[Batch, Any], None, None]:
+    def run(
+        self, make_worker: Callable[[], Any], works: Iterable[ImageBatch]
+    ) -> Generator[tuple[ImageBatch, Any], None, None]:
         singles = [part for work in works for part in work.parts()][::-1]
-        for work, found in LocalEngine().run(make_worker, singles):
-            yield work, Failed("ended its worker") if work.images[0].key == self._lost else found
+        for work, result in LocalEngine().run(make_worker, singles):
+            yield work, Failed("ended its worker") if work.images[0].key == self._lost else result
 
 
 def test_the_engine_the_order_and_the_batches_change_nothing(model: CLIP, zoo: Path, tmp_path: Path) -> None:
-    classify(model, setting(), [str(zoo)], tmp_path / "here")
+    classify(model, settings(), [str(zoo)], tmp_path / "local")
     done = classify(
-        model, setting(), [str(zoo)], tmp_path / "there", engine=Backwards(lost="04.png"), load=lambda: model
+        model, settings(), [str(zoo)], tmp_path / "engine", engine=Backwards(lost="04.png"), load=lambda: model
     )
-    assert (done.images, done.bad) == (20, 2)
-    here, there = answers(tmp_path / "here"), answers(tmp_path / "there")
-    assert there.pop("04.png") == {**dict.fromkeys(here.pop("04.png")), "error": "ended its worker"}
-    assert here == there, "to the bit"
-    assert classify(model, setting(), [str(zoo)], tmp_path / "there").images == 2, "what was lost is tried again"
-    with pytest.raises(ValueError, match="say how by load"):
-        classify(model, setting(), [str(zoo)], tmp_path / "there", engine=Backwards())
+    assert (done.images, done.failed) == (20, 2)
+    local, engine = answers(tmp_path / "local"), answers(tmp_path / "engine")
+    assert engine.pop("04.png") == {**dict.fromkeys(local.pop("04.png")), "error": "ended its worker"}
+    assert local == engine, "to the bit"
+    assert classify(model, settings(), [str(zoo)], tmp_path / "engine").images == 2, "what was lost is tried again"
+    with pytest.raises(ValueError, match="pass load"):
+        classify(model, settings(), [str(zoo)], tmp_path / "engine", engine=Backwards())
 
 
 def test_other_roundings_change_no_answer_and_probabilities_within_the_tolerance(
@@ -191,7 +195,7 @@ def test_other_roundings_change_no_answer_and_probabilities_within_the_tolerance
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            classify(model, setting(), [str(zoo)], tmp_path / str(threads))
+            classify(model, settings(), [str(zoo)], tmp_path / str(threads))
     finally:
         torch.set_num_threads(before)
     one, two = answers(tmp_path / "1"), answers(tmp_path / "2")
@@ -202,19 +206,30 @@ def test_other_roundings_change_no_answer_and_probabilities_within_the_tolerance
         assert one[name]["top_probabilities"] == pytest.approx(two[name]["top_probabilities"], abs=TOLERANCE)
 
 
-def test_how_far_it_is_is_told(model: CLIP, zoo: Path, tmp_path: Path) -> None:
-    said: list[str] = []
-    classify(model, setting("clip"), [str(zoo)], tmp_path / "out", say=said.append, period=0)
-    assert said[0].startswith("8 images, ")
-    assert said[0].endswith(f"/s, 0 bad, 0 in {tmp_path / 'out'}")
-    assert said[-1].startswith("20 images, ")
+@pytest.mark.parametrize("method", ["clip", "use"])
+def test_a_cache_changes_no_answer_and_spares_the_tower(model: CLIP, zoo: Path, tmp_path: Path, method: str) -> None:
+    kept = settings(method, views="adaptive", cache=tmp_path / "cache")
+    classify(model, settings(method, views="adaptive"), [str(zoo)], tmp_path / "plain")
+    for out in ("first", "again"):
+        counting: Any = Counting(model)
+        classify(counting, kept, [str(zoo)], tmp_path / out)
+        assert answers(tmp_path / out) == answers(tmp_path / "plain")
+    assert counting.encoded == 0
+
+
+def test_progress_is_reported(model: CLIP, zoo: Path, tmp_path: Path) -> None:
+    lines: list[str] = []
+    classify(model, settings("clip"), [str(zoo)], tmp_path / "out", log=lines.append, period=0)
+    assert lines[0].startswith("8 images, ")
+    assert lines[0].endswith(f"/s, 0 failed, 0 in {tmp_path / 'out'}")
+    assert lines[-1].startswith("20 images, ")
 
 
 def test_batches_are_of_few_images_and_few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "_BYTES", 100)
+    monkeypatch.setattr(runner, "_BATCH_BYTES", 100)
     sizes = [10] * 9 + [60, 50, 10, 200, 10]
-    batches = list(run._batches(run.Image("s", str(i), bytes(size)) for i, size in enumerate(sizes)))
-    assert [[len(each.place) for each in batch.images] for batch in batches] == [
+    batches = list(runner._batches(BatchImage("s", str(i), bytes(size)) for i, size in enumerate(sizes)))
+    assert [[len(image.place) for image in batch.images] for batch in batches] == [
         [10] * 8,
         [10, 60, 50],
         [10, 200],
