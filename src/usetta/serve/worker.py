@@ -1,9 +1,9 @@
 """What the one thread that owns the models does: it takes jobs from a queue and answers them.
 
 A job is an image whose views have been made (one stage of them, if the request is adaptive). Jobs that wait together
-are taken together: `Pipeline` encodes them, once for all methods that are asked about, and images with the same classes
-and method go through the method together. What fails in a batch is tried again alone, so that one request cannot spoil
-another.
+are taken together: `Pipeline` encodes them, once for all methods that are asked about, and unless the model is on a
+CPU, images with the same classes and method go through the method together. What fails in a batch is tried again alone,
+so that one request cannot spoil another.
 """
 
 import asyncio
@@ -183,7 +183,13 @@ def process(jobs: Sequence[Job], pipelines: Mapping[str, Pipeline], prompts: Pro
             continue
         predictions: dict[Recipe, Prediction] = {}
         parts += [_Part(job, head, episode, recipe, predictions) for recipe in job.task.recipes]
-    for group in _grouped(parts, lambda part: (id(part.head), part.recipe)):
+
+    def company(part: _Part) -> Hashable:
+        """Equal for images that a method takes together: on a CPU none, so that no answer depends on the others."""
+        alone = not pipelines[part.job.task.prompts.model].batches_images
+        return id(part.head), part.recipe, id(part.job) if alone else None
+
+    for group in _grouped(parts, company):
         _attempt(group, _predict, lambda part: part.job)
 
 
