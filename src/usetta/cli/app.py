@@ -1,4 +1,4 @@
-"""What all commands share: the application, options, and how results, progress and errors are told.
+"""What all commands share: the application, options, and how results, progress and errors are printed.
 
 Answers go to standard output, one line per image as soon as it is known; everything else (which model, progress, bad
 images) goes to standard error. Exit codes: 0 all well, 1 something failed, 2 wrong usage. Heavy imports happen inside
@@ -29,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-ls_app = typer.Typer(help="List what there is.", no_args_is_help=True)
+ls_app = typer.Typer(help="List methods, models and datasets.", no_args_is_help=True)
 models_app = typer.Typer(help="Fetch models.", no_args_is_help=True)
 app.add_typer(ls_app, name="ls")
 app.add_typer(models_app, name="models")
@@ -91,14 +91,14 @@ def root(
 
 @contextmanager
 def clear_errors() -> Iterator[None]:
-    """What goes wrong is told in one line without a traceback: exit code 2 for wrong usage, 1 for the rest."""
+    """Print what goes wrong in one line without a traceback: exit code 2 for wrong usage, 1 for the rest."""
     from usetta.data import DataError
     from usetta.images import ImageError
     from usetta.models import ModelError
 
     try:
         yield
-    except BrokenPipeError:  # whoever read the answers has seen enough, which is no error to tell
+    except BrokenPipeError:  # whoever read the answers has seen enough, which is no error
         raise
     except (DataError, ImageError, ModelError, OSError, ValueError, sqlite3.Error) as error:
         echo(f"usetta: {error}")

@@ -102,11 +102,7 @@ def classify(
 
     With --out, answers go to Parquet files instead of standard output, and work may be done on a cluster.
     """
-    from usetta import methods
-    from usetta.batch.runner import BatchSettings
-    from usetta.coop import template_of
     from usetta.images import ImageError, find_images
-    from usetta.prompts import DEFAULT_TEMPLATE
 
     if as_json and as_csv:
         raise typer.BadParameter("choose one of --json and --csv")
@@ -116,15 +112,8 @@ def classify(
         where = read_engine(engine, address, workers, cpus_per_worker, gpus_per_worker)
         computing = {"precision": precision, "device": device, "compiled": compiled}
         load, load_reward = loader(model, **computing), loader(reward_model, **computing) if reward_model else None
-        asked = BatchSettings(
-            tuple(_read_classes(classes)),  # before the slow part, so that a typo is reported at once
-            methods.get(method),
-            tuple(template or [template_of(context) if context else DEFAULT_TEMPLATE]),
-            views=read_views(views),
-            augmix=augmix,
-            seed=seed,
-            top=top,
-            cache=cache,
+        asked = _settings(
+            classes, method, template, context, views=read_views(views), augmix=augmix, seed=seed, top=top, cache=cache
         )
         if out is not None:
             _classify_to(
@@ -172,28 +161,19 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Show why an image got its answer: its views by confidence, the chosen ones, zero-shot against the method."""
-    from usetta import methods
-    from usetta.batch.runner import BatchSettings
-    from usetta.coop import template_of
     from usetta.images import open_image
-    from usetta.prompts import DEFAULT_TEMPLATE
 
     target = out or path.with_name(f"{path.stem}-explained.png")
     with clear_errors():
-        image = open_image(path)  # first, so that a bad image is told before a model is loaded
+        image = open_image(path)  # first, so that an unreadable image is reported before a model is loaded
         if target.suffix.lower() not in (".png", ".svg", ".pdf", ".jpg", ".jpeg"):
             raise ValueError(f"cannot write a figure as {target.name!r}: use .png, .svg, .pdf or .jpg")
         if not target.parent.is_dir():
             raise ValueError(f"no folder {str(target.parent)!r} to write the figure to")
         computing = {"precision": precision, "device": device}
         load, load_reward = loader(model, **computing), loader(reward_model, **computing) if reward_model else None
-        asked = BatchSettings(
-            tuple(_read_classes(classes)),
-            methods.get(method),
-            tuple(template or [template_of(context) if context else DEFAULT_TEMPLATE]),
-            views=read_views(views, least=2),
-            augmix=augmix,
-            seed=seed,
+        asked = _settings(
+            classes, method, template, context, views=read_views(views, least=2), augmix=augmix, seed=seed
         )
         classifier = _classifier(asked, context, load, load_reward)
         explanation = classifier.explain(image)
@@ -298,6 +278,19 @@ def _classify_to(
     if done.failed:
         echo(f"usetta: {done.failed} of {done.images} images could not be read")
         raise typer.Exit(1)
+
+
+def _settings(
+    classes: str, method: str, template: list[str] | None, context: Path | None, **settings: Any
+) -> "BatchSettings":
+    """What is asked, read before a model is loaded, so that a typo is reported at once."""
+    from usetta import methods
+    from usetta.batch.runner import BatchSettings
+    from usetta.coop import template_of
+    from usetta.prompts import DEFAULT_TEMPLATE
+
+    templates = template or [template_of(context) if context else DEFAULT_TEMPLATE]
+    return BatchSettings(tuple(_read_classes(classes)), methods.get(method), tuple(templates), **settings)
 
 
 def _classifier(

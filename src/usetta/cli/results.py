@@ -183,7 +183,7 @@ def _print(found: "Table", shape: str) -> None:
 
 
 def _present(item: "PaperItem", data: Path | None) -> "list[Dataset]":
-    """The datasets that are there; which are not is told."""
+    """The datasets that are there; the others are reported."""
     from usetta.data import DataError
     from usetta.data.dataset import AbsentError, NoListError
     from usetta.data.named import DATASETS
@@ -208,7 +208,7 @@ def _present(item: "PaperItem", data: Path | None) -> "list[Dataset]":
             else:
                 found.append(reading.dataset)
     if absent:
-        echo(f"not in {data}: {', '.join(absent)} (`usetta data check` tells more)")
+        echo(f"not in {data}: {', '.join(absent)} (see `usetta data check`)")
     return found
 
 
@@ -262,7 +262,7 @@ def _measure(
 
 
 def _possible(item: "PaperItem", model: "Model") -> list[str]:
-    """The methods of an item that a model can run; those it cannot are told."""
+    """The methods of an item that a model can run; the others are reported."""
     from usetta import methods
     from usetta.models.base import require_last_blocks
 
