@@ -72,8 +72,8 @@ def test_precision_reaches_the_image_tower(options: list[object], images: list[P
         (["--precision", "fp8"], 2, "usetta: unknown precision 'fp8'; known are auto, fp32, bf16, fp16, int8"),
         (["--precision", "fp16"], 1, "usetta: fp16 is for GPUs; on a CPU use fp32, bf16 or int8"),
         (["--precision", "int8", "--method", "ttl"], 2, "usetta: TTL tunes the image tower, which it cannot do"),
-        (["--device", "toaster"], 1, "no device 'toaster'"),
-        (["--device", "cuda:17"], 1, "no device 'cuda:17'"),
+        (["--device", "toaster"], 1, "usetta: this machine has no device 'toaster'"),
+        (["--device", "cuda:17"], 1, "usetta: this machine has no device 'cuda:17'"),
     ],
 )
 def test_how_a_model_cannot_compute_is_an_error(
