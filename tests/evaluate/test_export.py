@@ -25,6 +25,7 @@ ROWS = [
 ]
 NAMES = [
     *("dataset", "image", "seed", "method", "label", "label_name", "prediction", "prediction_name", "confidence"),
+<<<<<<< HEAD
     *(
         "true_probability",
         "rank",
@@ -37,6 +38,10 @@ NAMES = [
         "views",
         "seconds",
     ),
+=======
+    *("true_probability", "rank", "sum_of_squares", "delta", "beta", "before", "before_name"),
+    *("skipped", "views", "seconds"),
+>>>>>>> coretests
 ]
 
 

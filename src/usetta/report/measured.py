@@ -85,6 +85,7 @@ class RunMetrics:
         self.settings: dict[str, Any] = store.facts("run")
         """What the whole run depends on: model, views, prompt."""
         self.facts: dict[str, Any] = store.facts("dataset")
+        self._device = store.facts("device").get("model")
         self.datasets = sorted_datasets({dataset for dataset, _ in self.by_seed})
         self.methods = sorted_methods({method for _, method in self.by_seed})
         self.seeds = sorted({seed for by_seed in self.by_seed.values() for seed in by_seed})
@@ -184,6 +185,14 @@ class RunMetrics:
         if unfinished:
             notes.append(f"not finished: {', '.join(unfinished)}; some numbers lack images or seeds")
         return (*notes, *self._failed_notes())
+
+    def computed_notes(self) -> tuple[str, ...]:
+        """How many views were encoded, on which device and in which precision, as far as the run records it."""
+        views, precision = self.settings.get("views", {}), self.settings.get("model", {}).get("precision")
+        if self._device is None or precision is None:
+            return ()
+        count = "adaptive, up to" if views.get("adaptive") else ""
+        return (" ".join(f"{count} {views.get('views')} views, {precision} on {self._device}".split()),)
 
     def missing_notes(self, datasets: Sequence[str], methods: Sequence[str]) -> list[str]:
         """Which of these datasets, and which methods on the others, have no results yet."""

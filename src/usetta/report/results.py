@@ -42,7 +42,7 @@ def accuracy_table(store: Store, *, metric: str = "top1", paper: bool = True) ->
         *(run.mean_column(group, metric, paper=paper) for group in means),
     ]
     title = f"{METRIC_FORMATS[metric].title} ({run.model})"
-    table = Table(title, tuple(columns), tuple(rows), notes=run.footnotes())
+    table = Table(title, tuple(columns), tuple(rows), notes=(*run.computed_notes(), *run.footnotes()))
     return _with_paper(table, run) if paper else table
 
 
