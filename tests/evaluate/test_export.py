@@ -25,23 +25,8 @@ ROWS = [
 ]
 NAMES = [
     *("dataset", "image", "seed", "method", "label", "label_name", "prediction", "prediction_name", "confidence"),
-<<<<<<< HEAD
-    *(
-        "true_probability",
-        "rank",
-        "sum_of_squares",
-        "delta",
-        "beta",
-        "before",
-        "before_name",
-        "skipped",
-        "views",
-        "seconds",
-    ),
-=======
     *("true_probability", "rank", "sum_of_squares", "delta", "beta", "before", "before_name"),
     *("skipped", "views", "seconds"),
->>>>>>> coretests
 ]
 
 
