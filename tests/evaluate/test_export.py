@@ -33,7 +33,7 @@ NAMES = [
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Store]:
     with make_run(tmp_path / "run", ROWS) as store:
-        store.add([], bad=[FailedImage("pets", "broken.jpg", "file is empty")])
+        store.add([], failed=[FailedImage("pets", "broken.jpg", "file is empty")])
         store.note("invocation", "1", {"command": "usetta eval"})
         yield store
 

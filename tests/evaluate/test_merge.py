@@ -16,7 +16,7 @@ from usetta.distributed import Shard
 from usetta.evaluate.merge import find_shards, merge_shards, shard_folder
 from usetta.evaluate.store import FILE, FailedImage, ResultRow, ShownViews, Store, StoreError, ViewRecord
 
-ROW = ResultRow("pets", "a.jpg", 0, "use", 3, 4, 0.6, 0.3, 1, 0.45, 0.25, 0.4, 3, True, 0.1)
+ROW = ResultRow("pets", "a.jpg", 0, "use", 3, 4, 0.6, 0.3, 1, 0.45, 0.25, 0.4, 3, True, 64, 0.1)
 ROWS = [replace(ROW, image=f"{i:02}.jpg", seed=seed, method=m) for i in range(9) for seed in (0, 1) for m in "ab"]
 FACTS = [("run", "model", {"name": "tiny"}), ("dataset", "pets", {"images": 9}), ("recipe", "a on other", {})]
 VIEWS = (ViewRecord(0, 3, 0.5), ViewRecord(17, 4, 0.25))
@@ -80,7 +80,7 @@ def test_an_image_failed_only_if_no_shard_could_read_it(tmp_path: Path) -> None:
         write_shard(tmp_path, Shard(rank, 2), rows=ROWS[:8])
     failed, recovered = FailedImage("pets", "08.jpg", "file is empty"), FailedImage("pets", "00.jpg", "truncated")
     with Store(shard_folder(tmp_path, Shard(0, 2))) as store:
-        store.add([], bad=[failed, recovered])
+        store.add([], failed=[failed, recovered])
     assert merge_shards(tmp_path).failed == 1
     assert whole(tmp_path)[1] == [failed]
     with Store(shard_folder(tmp_path, Shard(0, 2))) as store:  # the image was repaired and the shard continued

@@ -53,15 +53,15 @@ def test_a_batch_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
 
 def test_bad_images_are_remembered_with_their_reason(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
-        store.add([], bad=[FailedImage("pets", "b.jpg", "empty"), FailedImage("pets", "a.jpg", "truncated")])
-        store.add([], bad=[FailedImage("pets", "b.jpg", "empty file")])
+        store.add([], failed=[FailedImage("pets", "b.jpg", "empty"), FailedImage("pets", "a.jpg", "truncated")])
+        store.add([], failed=[FailedImage("pets", "b.jpg", "empty file")])
         assert store.failed_images() == [("pets", "a.jpg", "truncated"), ("pets", "b.jpg", "empty file")]
 
 
 def test_an_image_that_was_seen_is_not_bad_any_more_and_its_views_come_back(tmp_path: Path) -> None:
     seen = ShownViews("pets", "b.jpg", 0, (ViewRecord(0, 3, 0.5), ViewRecord(17, 4, 0.25)))
     with Store(tmp_path) as store:
-        store.add([], bad=[FailedImage("pets", "b.jpg", "empty"), FailedImage("dtd", "b.jpg", "empty")])
+        store.add([], failed=[FailedImage("pets", "b.jpg", "empty"), FailedImage("dtd", "b.jpg", "empty")])
         store.add([], [seen])
         assert store.failed_images() == [("dtd", "b.jpg", "empty")]
         assert store.shown_views("pets", "b.jpg", 0) == seen

@@ -106,10 +106,10 @@ def test_a_mean_of_unfinished_numbers_says_so(tmp_path: Path) -> None:
 
 def test_bad_images_are_counted_and_the_first_are_listed(tmp_path: Path) -> None:
     with make_run(tmp_path, [*answers("pets", "se", "1"), *answers("dtd", "se", "1")]) as store:
-        store.add([], bad=[FailedImage("pets", f"{i}.jpg", "not an image") for i in range(15)])
+        store.add([], failed=[FailedImage("pets", f"{i}.jpg", "not an image") for i in range(15)])
         store.add(
             [],
-            bad=[
+            failed=[
                 FailedImage("dtd", "a.jpg", "file is empty"),
                 *(FailedImage("cars", f"{i}.jpg", "gone") for i in range(3)),
             ],

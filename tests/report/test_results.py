@@ -205,7 +205,7 @@ def test_the_baseline_must_be_there(tmp_path: Path, baseline: str, message: str 
 
 def test_there_must_be_something_to_show(tmp_path: Path) -> None:
     with Store(tmp_path / "empty") as store:
-        store.add([], bad=[FailedImage("pets", "a.jpg", "not an image")])
+        store.add([], failed=[FailedImage("pets", "a.jpg", "not an image")])
         for table in (accuracy_table, differences_table, lambda run: metrics_table(run, "pets")):
             with pytest.raises(StoreError, match="has no results yet"):
                 table(store)

@@ -204,8 +204,8 @@ def test_it_shows_where_the_numbers_come_from(tmp_path: Path) -> None:
 def test_images_that_could_not_be_read_are_listed_with_their_reasons(tmp_path: Path, usual: tuple[Page, str]) -> None:
     with Store(tmp_path / "run") as store:
         fill(store, tmp_path / "animals")
-        store.add([], bad=[FailedImage("animals", f"bad-{i:03}.png", f"reason {i}") for i in range(120)])
-        store.add([], bad=[FailedImage("other", "x.png", "empty")])
+        store.add([], failed=[FailedImage("animals", f"bad-{i:03}.png", f"reason {i}") for i in range(120)])
+        store.add([], failed=[FailedImage("other", "x.png", "empty")])
         page = report(store, tmp_path / "report.html")
     assert "Animals: 120 bad-000.png : reason 0" in page.text
     assert "bad-099.png : reason 99 and 20 more, which usetta export lists" in page.text
@@ -226,7 +226,7 @@ def test_names_of_all_kinds_are_escaped(tmp_path: Path) -> None:
             classes=(bad, '"><b onclick=alert(3)>', "$x^2$ & {{ 7 * 7 }}"),
             names=("<script>.png", "'\"><svg>.png", "c&d.png", "é.png"),
         )
-        store.add([], bad=[FailedImage("<iframe>", "<video>.png", "<audio> is no image")])
+        store.add([], failed=[FailedImage("<iframe>", "<video>.png", "<audio> is no image")])
         store.note("invocation", "1", {"command": "<object>"})
         page = report(store, tmp_path / "report.html")
     tags = {tag for tag, _ in page.elements}
