@@ -45,7 +45,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     costs: dict[str, Callable[..., float]] = {
         "open_image": lambda _: 0.25,
         "make_views": lambda image, name, recipe: 1.0 * recipe.views,
-        "encode": lambda model, pixels: 10.0 * len(pixels),
+        "encode_views": lambda model, pixels: 10.0 * len(pixels),
         "class_names": lambda count: 2.0,
         "answer": lambda recipe, *_: 5.0 + (100.0 * recipe.steps if recipe.tunes else 0.0),
     }

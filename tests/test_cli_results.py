@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from conftest import make_image
 from data.miniature import SPLITS, make_split
 from report.stores import answers, make_run
-from usetta.cli import evaluate
+from usetta.cli import results
 from usetta.cli.app import app
 from usetta.coop.context import save_context
 from usetta.evaluate.store import Store
@@ -128,7 +128,7 @@ def data(tmp_path: Path) -> Path:
 def test_a_table_of_the_paper_is_measured_and_shown(data: Path, tmp_path: Path, tiny_checkpoint: Path) -> None:
     out = tmp_path / "run"
     options = ["--data", data, "--model", tiny_checkpoint, "--out", out, "--seeds", "0", "-f", "json"]
-    result = usetta("reproduce", "table-8", *options, "--images", 2)
+    result = usetta("reproduce", "table-8", *options, "--limit", 2)
     assert result.exit_code == 0, result.stderr
     assert "left out: food101, which is incomplete; the first that is missing is baklava/3832160.jpg" in result.stderr
     assert f"not in {data}: imagenet, imagenet-a," in result.stderr
@@ -146,7 +146,7 @@ def test_a_table_of_the_paper_is_measured_and_shown(data: Path, tmp_path: Path, 
     linear = next(row for row in table["rows"] if row["name"] == "se")
     assert linear["cells"]["dtd"]["value"] == 50 * sum(right.values())
 
-    again = usetta("reproduce", "table-8", *options, "--images", 2)
+    again = usetta("reproduce", "table-8", *options, "--limit", 2)
     assert "model: " not in again.stderr  # nothing was missing, so none was loaded
     assert again.stdout == result.stdout
     more = usetta("reproduce", "table-8", *options)
@@ -160,14 +160,14 @@ def test_a_table_of_the_paper_is_measured_and_shown(data: Path, tmp_path: Path, 
 def test_a_figure_of_the_paper_is_written_into_the_run(data: Path, tmp_path: Path, tiny_checkpoint: Path) -> None:
     out = tmp_path / "run"
     options = ["--data", data, "--model", tiny_checkpoint, "--out", out]
-    result = usetta("reproduce", "fig. 2", *options, "--seeds", 3, "--images", 1)
+    result = usetta("reproduce", "fig. 2", *options, "--seeds", 3, "--limit", 1)
     assert result.exit_code == 0, result.stderr
     assert result.stdout.splitlines() == [str(out / "figure-2.png"), str(out / "figure-2.svg")]
     assert open_image(out / "figure-2.png").width > 300
     assert "no results yet: Flowers102, Caltech101" in result.stderr
     with Store(out) as store:
         assert {seed for _, seed, _, _ in store.groups()} == {3}
-    grid = usetta("reproduce", "figure-5", *options, "--seeds", 3, "--images", 1)
+    grid = usetta("reproduce", "figure-5", *options, "--seeds", 3, "--limit", 1)
     assert grid.stdout.splitlines() == [str(out / "figure-5.png"), str(out / "figure-5.svg")]
 
 
@@ -189,13 +189,13 @@ def test_an_interrupted_run_can_be_continued(
     monkeypatch.setattr("usetta.evaluate.runner.evaluate", interrupted)
     result = usetta("reproduce", "table-8", "--data", data, "--model", tiny_checkpoint, "--out", tmp_path / "run")
     assert result.exit_code == 130
-    assert "the same command goes on" in result.stderr
+    assert "rerun the same command to resume" in result.stderr
 
 
 def test_prompts_are_those_of_the_table(data: Path, tmp_path: Path, tiny_checkpoint: Path, tiny_model: CLIP) -> None:
     context = tmp_path / "context.safetensors"
     save_context(context, torch.zeros(4, tiny_model.text.width), {"template": "a photo of a {}."})
-    options = ["--data", data, "--model", tiny_checkpoint, "--seeds", 0, "--images", 1, "-f", "json"]
+    options = ["--data", data, "--model", tiny_checkpoint, "--seeds", 0, "--limit", 1, "-f", "json"]
     ensemble = usetta("reproduce", "table-9", *options, "--out", tmp_path / "seven")
     learned = usetta("reproduce", "table-5", *options, "--out", tmp_path / "learned", "--context", context)
     assert (ensemble.exit_code, learned.exit_code) == (0, 0), learned.stderr
@@ -214,7 +214,7 @@ def test_methods_that_a_model_cannot_run_are_left_out(
         raise ValueError("the image tower has no blocks")
 
     monkeypatch.setattr(CLIP, "last_blocks", no_blocks)
-    options = ["--data", data, "--model", tiny_checkpoint, "--out", tmp_path / "run", "--seeds", 0, "--images", 1]
+    options = ["--data", data, "--model", tiny_checkpoint, "--out", tmp_path / "run", "--seeds", 0, "--limit", 1]
     result = usetta("reproduce", "table-10", *options)
     assert result.exit_code == 0, result.stderr
     assert "left out: ttl; the image tower has no blocks" in result.stderr
@@ -244,12 +244,12 @@ def test_each_model_and_prompt_has_a_run_of_its_own(
     assert (result.exit_code, asked) == (1, ["ViT-B-16"])
     assert "usetta: no model here" in result.stderr
     assert not (tmp_path / "runs").exists()
-    places = [evaluate._folder(ITEMS[name], "ViT-B-16", None, alone=True) for name in ("table-1", "table-5", "table-9")]
+    places = [results._folder(ITEMS[name], "ViT-B-16", None, alone=True) for name in ("table-1", "table-5", "table-9")]
     assert [place.as_posix() for place in places] == [
         *("runs/paper-ViT-B-16", "runs/paper-ViT-B-16-coop", "runs/paper-ViT-B-16-ensemble")
     ]
-    assert evaluate._folder(ITEMS["figure-7"], "RN50", Path("mine"), alone=False) == Path("mine/RN50")
-    assert evaluate._folder(ITEMS["table-1"], "weights/my model.pt", None, alone=True) == Path(
+    assert results._folder(ITEMS["figure-7"], "RN50", Path("mine"), alone=False) == Path("mine/RN50")
+    assert results._folder(ITEMS["table-1"], "weights/my model.pt", None, alone=True) == Path(
         "runs/paper-weights-my-model.pt"
     )
 

@@ -174,7 +174,7 @@ def test_the_worked_example_answers_as_its_formulas_say(
     make_image(3).save(tmp_path / "cat.png")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "mine", ModuleType("mine"))  # `import mine` finds it done
-    monkeypatch.setattr(usetta.classifier, "load_model", lambda _name: tiny_model)
+    monkeypatch.setattr(usetta.classifier, "load_model", lambda _name, **_options: tiny_model)
     tuned = answer_of(USED)
     plain = answer_of(USED.replace('"gini"', '"confident"'))
 

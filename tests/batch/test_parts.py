@@ -21,7 +21,7 @@ FACTS = {"model": {"name": "tiny"}, "views": 4}
 
 
 def answer(number: int) -> PredictionRow:
-    return PredictionRow("zoo", f"{number}.png", "cat", 0.75, ("cat", "dog"), (0.75, 0.25), "dog", 0.5, 0.5, True)
+    return PredictionRow("zoo", f"{number}.png", "cat", 0.75, ("cat", "dog"), (0.75, 0.25), "dog", 0.5, 0.5, True, 4)
 
 
 def bad(number: int) -> PredictionRow:
@@ -57,6 +57,7 @@ def test_rows_come_back_as_they_were_and_a_directory_reads_as_one_table(
         "delta": 0.5,
         "beta": 0.5,
         "skipped": True,
+        "views": 4,
         "error": None,
     }
     assert {name for name, value in rows[7].items() if value is not None} == {"source", "key", "error"}

@@ -143,7 +143,7 @@ def test_probabilities_are_those_of_the_classifier_and_an_image_that_kills_its_w
     sources = [*map(str, images[:2]), str(black), *map(str, images[2:]), str(tmp_path / "images.tar")]
     load = partial(workers.load, workers.DeadlyModel, processes)
     done = classify(four_blocks(), settings, sources, tmp_path / "out", engine=engine, load=load)
-    assert (done.images, done.bad) == (len(images) + 3, 1)
+    assert (done.images, done.failed) == (len(images) + 3, 1)
     assert 2 + 2 <= len(list(processes.iterdir())) <= 2 + 3, "two workers, and those that replaced dead ones"
     expected = expected_probabilities(four_blocks(), images, ["use"])
     (failed,) = assert_rows_are_exact(tmp_path / "out", "use", expected, rows=len(images) + 3)
@@ -188,7 +188,7 @@ def test_a_worker_and_a_node_are_killed_and_the_results_are_those_of_the_local_e
     processes, out = tmp_path / "processes", tmp_path / "run"
     processes.mkdir()
     messages: list[str] = []
-    options: dict[str, Any] = {"setting": SETTINGS, "seeds": (0, 1), "batch_size": 3}
+    options: dict[str, Any] = {"settings": SETTINGS, "seeds": (0, 1), "batch_size": 3}
 
     def kill() -> None:
         try:
@@ -210,11 +210,11 @@ def test_a_worker_and_a_node_are_killed_and_the_results_are_those_of_the_local_e
             out,
             engine=engine,
             load=partial(workers.load, workers.SlowModel, processes),
-            say=messages.append,
+            log=messages.append,
             **options,
         )
     evaluate(four_blocks(), [dataset], METHODS, tmp_path / "local", **options)
-    assert (done.images, done.rows, done.bad) == (60, 174, 1), "nothing is done twice"
+    assert (done.images, done.rows, done.failed) == (60, 174, 1), "nothing is done twice"
     assert_close(content(out), content(tmp_path / "local"))
     damaged = f"things: {dataset.ids[11]}: not an image in a format"
     assert Counter(message.startswith(damaged) for message in messages) == Counter({True: 2, False: 2})

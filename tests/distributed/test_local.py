@@ -64,14 +64,14 @@ class UnreliableEngine:
 
 def test_an_evaluation_reports_an_image_that_failed_and_tries_it_again_next_time(tmp_path: Path) -> None:
     dataset, model = make_dataset(tmp_path / "images", 4), four_blocks()
-    options: dict[str, Any] = {"setting": EvalSettings(views=6), "batch_size": 2}
+    options: dict[str, Any] = {"settings": EvalSettings(views=6), "batch_size": 2}
     evaluate(model, [dataset], ("clip", "se"), tmp_path / "local", **options)
     engine = UnreliableEngine(dataset.ids[2])
     done = evaluate(model, [dataset], ("clip", "se"), tmp_path / "run", engine=engine, load=lambda: model, **options)
-    assert (done.images, done.rows, done.bad) == (4, 3 * 2, 1)
+    assert (done.images, done.rows, done.failed) == (4, 3 * 2, 1)
     assert content(tmp_path / "run").bad == [("things", dataset.ids[2], "killed its worker")]
     again = evaluate(model, [dataset], ("clip", "se"), tmp_path / "run", **options)
-    assert (again.images, again.rows, again.bad) == (1, 2, 0)
+    assert (again.images, again.rows, again.failed) == (1, 2, 0)
     answers = [
         [(row.image, row.method, row.prediction) for row in content(tmp_path / name).rows] for name in ("run", "local")
     ]

@@ -125,7 +125,7 @@ def row(dataset: str, image: str, method: str, right: bool, *, seed: int = 0, **
     values = {**usual, **more}
     return ResultRow(
         dataset, image, seed, method, 0, 0 if right else 1, values["confidence"], 0.5, 0, 0.5, None, 1.0,
-        values["before"], values["skipped"], values["seconds"],
+        values["before"], values["skipped"], 64, values["seconds"],
     )  # fmt: skip
 
 

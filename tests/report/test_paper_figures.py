@@ -104,7 +104,7 @@ def run_with_views(folder: Path) -> Store:
         ShownViews("eurosat", "0000.jpg", 0, (ViewRecord(0, 2, 0.75), ViewRecord(2, 2, 0.25))),
         ShownViews("food101", "0000.jpg", 0, (ViewRecord(0, 2, 0.75),)),
     ]
-    store.add([], seen=seen)
+    store.add([], shown=seen)
     return store
 
 

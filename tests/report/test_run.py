@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from conftest import make_image
 from report.pages import Page, leave_figures_empty
-from usetta.cli import report as command  # noqa: F401  (it registers the command)
+from usetta.cli import results as command  # noqa: F401  (it registers the command)
 from usetta.cli.app import app
 from usetta.evaluate.store import FailedImage, ResultRow, ShownViews, Store, StoreError, ViewRecord
 from usetta.report.run import write_report
@@ -65,6 +65,7 @@ def fill(
                     beta=0.5,
                     before=0 if method == "use" else None,
                     skipped=i == 0 if method == "use" else None,
+                    views=64,
                     seconds=1.25 if method == "use" else 0.25,
                 )
                 rows.append(row)

@@ -23,7 +23,7 @@ CLASSES = ("tabby cat", "red fox", "church")
 
 def row(image: str, method: str, prediction: int, true: float, *, seed: int = 0, dataset: str = "pets") -> ResultRow:
     """An answer; the true class is 1."""
-    return ResultRow(dataset, image, seed, method, 1, prediction, 0.9, true, 0, 0.5, None, 1.0, None, None, 0.1)
+    return ResultRow(dataset, image, seed, method, 1, prediction, 0.9, true, 0, 0.5, None, 1.0, None, None, 64, 0.1)
 
 
 def changes(folder: Path, rows: list[ResultRow], limit: int = 9) -> AnswerChanges:

@@ -8,13 +8,12 @@ from typing import Any
 
 import httpx
 import pytest
-from usetta.models.random_weights import random_model
 
 from serve.conftest import CLASSES, Running, Waiting, eventually, in_base64, png, running, without_page
 from usetta import Classifier, methods
 from usetta.coop import save_context
 from usetta.methods.recipe import READOUTS
-from usetta.models.clip import CLIP
+from usetta.models.clip import CLIP, random_model
 from usetta.prompts import ClassPrompts
 from usetta.serve.settings import Limits
 

@@ -106,9 +106,7 @@ def evaluate(
     context = load_context(settings.context, model) if settings.context else None
     jobs = {dataset.name: _job(dataset, methods, model, settings, context) for dataset in _by_name(datasets)}
     for job in jobs.values():
-        head = job.head(model, reward_model)
-        for recipe in job.recipes.values():
-            head.check(recipe, job.views.views)
+        job.check(model, reward_model)
     with ExitStack() as stack:
         features = None
         if cache and engine is None:  # before the store, so that a cache that cannot be used leaves no run behind

@@ -53,6 +53,12 @@ class DatasetJob:
         """The text side of the classifier for this dataset."""
         return TextHead(self.dataset.classes, model, self.templates, self.context, reward_model)
 
+    def check(self, model: Model, reward_model: Model | None) -> None:
+        """Refuse recipes that cannot run, before any image is read."""
+        head = self.head(model, reward_model)
+        for recipe in self.recipes.values():
+            head.check(recipe, self.views.views)
+
     def without_images(self) -> Self:
         """As it travels: work items bring their images, of which a dataset must have one."""
         assert self.dataset.labels is not None
