@@ -160,30 +160,30 @@ def _features() -> Path:
     return cache_dir() / "demo" / "features"
 
 
-def write_pages(found: list[DemoAnswers], folder: Path, model: Model, views: int) -> Path:
+def write_pages(answers: list[DemoAnswers], folder: Path, model: Model, views: int) -> Path:
     """Write `index.html`, its images and `answers.json` into `folder`, and `report.html` of the run in `run`."""
     from usetta.report.html import in_plain_words, render
     from usetta.report.run import write_report
 
-    for each in found:
-        (folder / each.image.name).write_bytes(each.path.read_bytes())
-        list(each.by_method.values())[-1].save(folder / f"{each.path.stem}-views.jpg", shown=16)
+    for answer in answers:
+        (folder / answer.image.name).write_bytes(answer.path.read_bytes())
+        list(answer.by_method.values())[-1].save(folder / f"{answer.path.stem}-views.jpg", shown=16)
     rows = [
         {
-            "shows": each.image.shows,
-            "file": each.image.name,
-            "source": f"{each.image.file.requirement}: {each.image.file.member}",
-            "views": f"{each.path.stem}-views.jpg",
+            "shows": answer.image.shows,
+            "file": answer.image.name,
+            "source": f"{answer.image.file.requirement}: {answer.image.file.member}",
+            "views": f"{answer.path.stem}-views.jpg",
             "methods": {
-                name: explanation.prediction.as_dict() | {"right": each.is_right(name)}
-                for name, explanation in each.by_method.items()
+                name: explanation.prediction.as_dict() | {"right": answer.is_right(name)}
+                for name, explanation in answer.by_method.items()
             },
         }
-        for each in found
+        for answer in answers
     ]
     (folder / "answers.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    about = {name: in_plain_words(name) for name in found[0].by_method}
-    right = {name: sum(each.is_right(name) for each in found) for name in about}
+    about = {name: in_plain_words(name) for name in answers[0].by_method}
+    right = {name: sum(answer.is_right(name) for answer in answers) for name in about}
     page = render(
         "demo.html.j2", rows=rows, about=about, right=right, model_name=model.name, views=views, classes=CLASSES
     )

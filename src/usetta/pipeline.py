@@ -108,7 +108,7 @@ class PendingImage:
             self.stages.clear()
         self.pixels = None
         if self.is_done:
-            self.image = None
+            self.image = None  # where it is settled, stages that were still to come are not made
             self.episode.seconds = self.seconds
 
 
@@ -188,6 +188,8 @@ class Pipeline:
                 pending.image = request.open()
             pending.id = pending.id or request.id or image_id(pending.image)
             pending.pixels = make_views(pending.image, pending.id, request.views, part=stage)
+        if len(pending.stages) == 1:  # no more views will be made of it
+            pending.image = None
         pending.seconds += time.perf_counter() - started
 
     def encode(self, images: Sequence[PendingImage]) -> None:

@@ -204,24 +204,24 @@ def demo(
         loaded = load_model(model, precision="fp32")
         echo(f"model: {loaded.name}, {views} views of each of {len(images)} images")
         demonstration.measure(loaded, images, names, views, out / "run")
-        found = list(demonstration.answers(loaded, images, names, views))
-        page = demonstration.write_pages(found, out, loaded, views)
+        answers = list(demonstration.answers(loaded, images, names, views))
+        page = demonstration.write_pages(answers, out, loaded, views)
     print_rows(
         [
-            {"image": each.image.shows}
+            {"image": answer.image.shows}
             | {
-                name: ("✓" if each.is_right(name) else f"✗ {explanation.prediction.label}")
+                name: ("✓" if answer.is_right(name) else f"✗ {explanation.prediction.label}")
                 + f" {explanation.prediction.confidence:.0%}"
-                for name, explanation in each.by_method.items()
+                for name, explanation in answer.by_method.items()
             }
-            for each in found
+            for answer in answers
         ],
         as_json=False,
     )
     for name in names:
-        skipped = sum(each.by_method[name].prediction.skipped is True for each in found)
+        skipped = sum(answer.by_method[name].prediction.skipped is True for answer in answers)
         left = f", {skipped} skipped because the views already agree" if skipped else ""
-        typer.echo(f"{name}: {sum(each.is_right(name) for each in found)} of {len(found)} right{left}")
+        typer.echo(f"{name}: {sum(answer.is_right(name) for answer in answers)} of {len(answers)} right{left}")
     typer.echo(f"report: {page}")
 
 
@@ -310,12 +310,12 @@ def _classifier(
 def _read_classes(classes: str) -> list[str]:
     if classes.startswith("@"):
         try:
-            found = Path(classes[1:]).read_text(encoding="utf-8-sig").splitlines()
+            lines = Path(classes[1:]).read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"cannot read class names from {classes[1:]!r}: {error}") from error
     else:
-        found = classes.split(",")
-    names = [name.strip() for name in found if name.strip()]
+        lines = classes.split(",")
+    names = [line.strip() for line in lines if line.strip()]
     if not names:
         raise ValueError("there must be at least one class name")
     return names

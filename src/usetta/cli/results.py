@@ -42,16 +42,16 @@ def table(
 
     with clear_errors():
         _check_format(shape)
-        if sum(each is not None for each in (metric, dataset, baseline)) > 1:
+        if sum(option is not None for option in (metric, dataset, baseline)) > 1:
             raise ValueError("choose one of --metric, --dataset and --baseline")
         with Store(run, create=False) as store:
             if dataset is not None:
-                found = metrics_table(store, dataset)
+                shown = metrics_table(store, dataset)
             elif baseline is not None:
-                found = differences_table(store, baseline)
+                shown = differences_table(store, baseline)
             else:
-                found = accuracy_table(store, metric=metric or "top1", paper=not no_paper)
-        _print(found, shape)
+                shown = accuracy_table(store, metric=metric or "top1", paper=not no_paper)
+        _print(shown, shape)
 
 
 @app.command()
@@ -97,7 +97,7 @@ def reproduce(
     if listed or name is None:
         _list_items()
         return
-    bad, drawn = 0, True
+    failed, drawn = 0, True
     with clear_errors():
         _check_format(shape)
         item = paper.get(name)
@@ -108,20 +108,20 @@ def reproduce(
             raise ValueError(f"{item.name} starts from no learned context")
         sets = _present(item, data)
         if item.kind == "size":
-            _print(paper.sizes_table({each.name: (len(each), len(each.classes)) for each in sets}), shape)
+            _print(paper.sizes_table({dataset.name: (len(dataset), len(dataset.classes)) for dataset in sets}), shape)
             return
         models = (model,) if model else item.models
-        for each in models:
-            folder = _folder(item, each, out, alone=len(models) == 1)
+        for model_name in models:
+            folder = _folder(item, model_name, out, alone=len(models) == 1)
             if sets:
-                load = loader(each, precision=precision, device=device)
+                load = loader(model_name, precision=precision, device=device)
                 done = _measure(item, sets, load, folder, numbers, limit, context, cache)
-                bad += done.failed if done else 0
+                failed += done.failed if done else 0
             with Store(folder, create=False) as store:
                 drawn &= _show(item, store, shape)
-    if bad:
-        echo(f"usetta: {bad} images could not be read and are left out")
-    if bad or not drawn:
+    if failed:
+        echo(f"usetta: {failed} images could not be read and are left out")
+    if failed or not drawn:
         raise typer.Exit(1)
 
 
@@ -171,15 +171,15 @@ def _check_format(shape: str) -> None:
         raise ValueError(f"unknown format {shape!r}; known are {', '.join(known)}")
 
 
-def _print(found: "Table", shape: str) -> None:
+def _print(table: "Table", shape: str) -> None:
     from usetta.report.tables import FORMATS, terminal
 
     if shape == "terminal":
         from rich.console import Console
 
-        Console().print(terminal(found))
+        Console().print(terminal(table))
     else:
-        typer.echo(FORMATS[shape](found), nl=False)
+        typer.echo(FORMATS[shape](table), nl=False)
 
 
 def _present(item: "PaperItem", data: Path | None) -> "list[Dataset]":
@@ -194,7 +194,7 @@ def _present(item: "PaperItem", data: Path | None) -> "list[Dataset]":
     root = data.expanduser().absolute()
     if not root.is_dir():
         raise ValueError(f"{root} is not a folder" if root.exists() else f"{root} does not exist")
-    found, absent = [], []
+    present, absent = [], []
     for name in item.datasets:
         try:
             reading = DATASETS.get(name).read(root)
@@ -206,10 +206,10 @@ def _present(item: "PaperItem", data: Path | None) -> "list[Dataset]":
             if reading.missing:
                 echo(f"left out: {name}, which is incomplete; the first that is missing is {reading.missing[0]}")
             else:
-                found.append(reading.dataset)
+                present.append(reading.dataset)
     if absent:
         echo(f"not in {data}: {', '.join(absent)} (see `usetta data check`)")
-    return found
+    return present
 
 
 def _folder(item: "PaperItem", model: str, out: Path | None, *, alone: bool) -> Path:
@@ -235,15 +235,15 @@ def _measure(
     from usetta.evaluate.store import FILE, Store
     from usetta.report.reproduce import missing_results
 
-    sizes = {each.name: min(len(each), limit or len(each)) for each in sets}
+    sizes = {dataset.name: min(len(dataset), limit or len(dataset)) for dataset in sets}
     if (out / FILE).is_file():
         with Store(out) as store:
             missing = missing_results(item, store, seeds=seeds, images=sizes)
-        if not any(each.dataset in sizes for each in missing):
+        if not any(result.dataset in sizes for result in missing):
             return None
     loaded = load()
     methods = _possible(item, loaded)
-    echo(f"model: {loaded.name}, {', '.join(f'{each.name} ({sizes[each.name]} images)' for each in sets)}")
+    echo(f"model: {loaded.name}, {', '.join(f'{name} ({size} images)' for name, size in sizes.items())}")
     try:
         return evaluate(
             loaded,

@@ -226,8 +226,7 @@ class ModelService:
 
 
 def _make_stage(pipeline: Pipeline, pending: PendingImage) -> None:
-    """The views of the next stage. The open image is dropped where it is large, or not needed any more."""
+    """The views of the next stage; a large image is not kept open between stages."""
     pipeline.make_stage(pending)
-    image = pending.image
-    if image is not None and (len(pending.stages) == 1 or image.width * image.height > _KEPT_PIXELS):
+    if pending.image is not None and pending.image.width * pending.image.height > _KEPT_PIXELS:
         pending.image = None
