@@ -2,6 +2,7 @@
 
 import re
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -143,3 +144,25 @@ def test_ctrl_c_leaves_what_was_computed(
 def _rows(run: Path) -> int:
     with Store(run) as store:
         return sum(n for *_, n in store.groups())
+
+
+def test_shards_merged_are_the_run_of_one_process(options: list[object], folder: Path, tmp_path: Path) -> None:
+    (folder / "cat" / "bad.jpg").write_bytes(b"")
+    *given, run = options
+    asked = (*given[:-1], "--methods", "clip,se", "--batch-size", 2)
+    whole = usetta(*asked, "--out", tmp_path / "whole")
+    assert whole.exit_code == 1  # because of the bad image
+    for rank in (1, 0):
+        shard = usetta(*asked, "--out", run, "--rank", rank, "--world-size", 2)
+        assert f"this is shard {rank}-of-2; when all are done: usetta merge {run}" in shard.stderr
+        again = usetta(*asked, "--out", run, "--rank", rank, "--world-size", 2)
+        assert again.stdout == shard.stdout, "nothing is computed again"
+    merged = CliRunner().invoke(app, ["merge", str(run)])
+    assert merged.exit_code == 0, merged.output
+    assert "2 shards, 12 new rows" in merged.stdout
+    with Store(tmp_path / "whole", create=False) as one, Store(Path(str(run)), create=False) as two:
+        assert [replace(row, seconds=0) for row in one.rows()] == [replace(row, seconds=0) for row in two.rows()]
+        assert one.failed_images() == two.failed_images() != []
+    after = [usetta(*asked, "--out", run, "--rank", rank, "--world-size", 3).stderr for rank in range(3)]
+    counts = [int(re.search(r"^(\d+) images in", text, flags=re.MULTILINE)[1]) for text in after]  # type: ignore[index]
+    assert sorted(counts) == [0, 0, 1], "what was merged is done, and only the bad image is tried again"

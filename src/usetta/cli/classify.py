@@ -157,6 +157,7 @@ def explain(
     views: ViewCount = "adaptive",
     seed: Seed = 0,
     augmix: AugMix = False,
+    cache: Cache = None,
     shown: Annotated[int, typer.Option(help="How many strong views the figure shows.", min=1)] = 24,
     as_json: AsJson = False,
 ) -> None:
@@ -173,7 +174,7 @@ def explain(
         computing = {"precision": precision, "device": device}
         load, load_reward = loader(model, **computing), loader(reward_model, **computing) if reward_model else None
         asked = _settings(
-            classes, method, template, context, views=read_views(views, least=2), augmix=augmix, seed=seed
+            classes, method, template, context, views=read_views(views, least=2), augmix=augmix, seed=seed, cache=cache
         )
         classifier = _classifier(asked, context, load, load_reward)
         explanation = classifier.explain(image)

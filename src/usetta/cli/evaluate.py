@@ -129,7 +129,8 @@ def evaluate(
             raise typer.Exit(130) from None
         echo(f"{done.images} images in {done.seconds:.0f} s, {done.encoded} of them through the image tower")
         with Store(shard_folder(out, shard), create=False) as store:
-            Console().print(terminal(accuracy_table(store)))
+            if shard.is_whole or store.groups():  # a shard may have had nothing to do
+                Console().print(terminal(accuracy_table(store)))
         if not shard.is_whole:
             echo(f"this is shard {shard.name}; when all are done: usetta merge {out}")
     if done.failed:
