@@ -1,7 +1,6 @@
 """`usetta eval` as a user meets it: a table on standard output, everything else on standard error."""
 
 import re
-import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -122,12 +121,12 @@ def test_adaptive_views_and_rounded_features_are_options_and_facts(options: list
 def test_ctrl_c_leaves_what_was_computed(
     options: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The signal comes while the first image after a written work item is encoded, so no clock decides."""
+    """The interrupt comes while the first image after a written work item is encoded, so no clock decides."""
     encode = CLIP.encode_images
 
     def interrupted(model: CLIP, pixels: Tensor) -> Tensor:
         if (tmp_path / "run").is_dir() and _rows(tmp_path / "run") >= 4:
-            signal.raise_signal(signal.SIGINT)
+            raise KeyboardInterrupt
         return encode(model, pixels)
 
     with monkeypatch.context() as patch:

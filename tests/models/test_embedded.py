@@ -100,14 +100,14 @@ def test_its_image_features_are_clip_s(model: CLIP, real_images: Path, reference
 
 @pytest.mark.slow
 def test_zero_shot_on_real_images(model: CLIP, real_images: Path) -> None:
-    """Two pets of each breed: a fraction of the whole, which docs/embedded.md reports."""
+    """A pet of each breed: a fraction of the whole, which docs/embedded.md reports."""
     folder = real_images / "oxford_pets"
     items = json.loads((folder / "manifest.json").read_text())["items"]
     names = [name for _, name in sorted({(label, name) for _, label, name, _ in items})]
-    chosen = [item for i, item in enumerate(items) if i % 5 == 0]
+    chosen = [item for i, item in enumerate(items) if i % 10 == 0]
     texts = ClassPrompts(model.text, names).features()
     right = sum(int((_weak_features(model, folder / i[0]) @ texts.T).argmax()) == i[1] for i in chosen)
-    assert len(chosen) == 74
+    assert len(chosen) == 37
     assert right / len(chosen) >= 0.80
 
 

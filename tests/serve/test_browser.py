@@ -33,10 +33,13 @@ FLAGS = [
 IMAGE = saved(make_image(0, (120, 80)), "PNG")
 KEY = "a key with spaces"
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium (`make browser` installs it)")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium (`make browser` installs it)"),
+    pytest.mark.xdist_group("browser"),  # one Chromium for all
+]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # not longer: Playwright runs an event loop in this thread, and others start their own
 def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 

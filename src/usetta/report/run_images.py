@@ -13,13 +13,13 @@ from heapq import nsmallest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from PIL import Image
 
 from usetta.evaluate.store import Store, ViewRecord
 from usetta.images import ImageError, open_image
 from usetta.report.explain import LabelledView, ViewGridRow
-from usetta.views import ViewRecipe, apply_view, draw_view, view_generator, weak_view
+from usetta.views import ViewRecipe
+from usetta.views.show import view_image
 
 
 class MethodAnswer(NamedTuple):
@@ -152,7 +152,9 @@ class RunImages:
         if seen is None or not self._views:
             return ImageWithViews(image, ())
         recipe = self._recipe(dataset, seed)
-        return ImageWithViews(image, tuple((view, _view(image, image_id, view.number, recipe)) for view in seen.views))
+        return ImageWithViews(
+            image, tuple((view, view_image(image, image_id, view.number, recipe)) for view in seen.views)
+        )
 
     def grid_row(self, dataset: str, image_id: str, label: int, seed: int) -> ViewGridRow:
         """The image as a row of `view_grid`; it has no views if none were recorded."""
@@ -172,12 +174,3 @@ class RunImages:
             ratio=tuple(self._views["ratio"]),
             severity=self._views["severity"],
         )
-
-
-def _view(image: Image.Image, image_id: str, number: int, recipe: ViewRecipe) -> Image.Image:
-    if number == 0:
-        return weak_view(image, recipe.size)
-    draw = draw_view(view_generator(recipe.seed, image_id, number), image.width, image.height, recipe)
-    pixels = apply_view(image, draw, recipe.size).transpose(1, 2, 0)
-    # AugMix mixes in floating point; a crop is 8-bit already.
-    return Image.fromarray(pixels if pixels.dtype == np.uint8 else (255 * pixels).round().astype(np.uint8))
