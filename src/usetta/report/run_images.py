@@ -13,6 +13,7 @@ from heapq import nsmallest
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from PIL import Image
 
 from usetta.evaluate.store import Store, ViewRecord
