@@ -237,8 +237,9 @@ def _lock(path: Path, *, shared: bool = False, wait: bool = False) -> IO[bytes]:
 
 
 def _is_internal(path: Path) -> bool:
-    """Whether a file may be there before the facts are."""
-    return path.name.startswith((_LOCK, _FACTS_LOCK)) or (path.name.startswith(f".{FACTS}.") and path.suffix == ".part")
+    """Whether a file may be there while the facts are written, or appear right after they were missing."""
+    unfinished = path.name.startswith(f".{FACTS}.") and path.suffix == ".part"
+    return unfinished or path.name == FACTS or path.name.startswith((_LOCK, _FACTS_LOCK))
 
 
 def _shorten(value: Any) -> str:
