@@ -8,7 +8,7 @@ and nothing is kept about items that are done.
 
 Why not Ray Data or `ray.util.ActorPool` (both tried, Ray 2.60): Ray Data retries an item that kills its actor for ever;
 with `max_errored_blocks` it drops the block, healthy images included, without reporting which. Isolating items takes
-one block for each, at ten times the cost per item, and the source has to run in a read task instead of the driver. The
+one block for each, at many times the cost per item, and the source has to run in a read task instead of the driver. The
 iterator of `ActorPool` reads its whole input first and ends at the first dead actor. Actors with `max_restarts` come
 back, but fail the items sent meanwhile too, so which item killed one must be worked out here in any case.
 """
