@@ -1,4 +1,4 @@
-"""`usetta demo`: a dozen real images, plain zero-shot beside the other methods, and pages with images.
+"""`usetta demo`: a dozen real images, zero-shot beside the other methods, and pages that show both.
 
 The images come with packages of the package index, as the embedded model does, so the demonstration runs where
 no model hub can be reached. The ones of foolbox are ImageNet images with the class in the file name.
