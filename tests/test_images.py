@@ -234,7 +234,7 @@ def test_zero_bytes(tmp_path):
 def test_other_content_named_jpg(content, tmp_path):
     path = tmp_path / "cat.jpg"
     path.write_bytes(content)
-    expected = "not an image in a format that is read here (JPEG, PNG, WEBP, GIF, BMP, TIFF)"
+    expected = "not an image, or in an unsupported format (supported: JPEG, PNG, WEBP, GIF, BMP, TIFF, AVIF, HEIC)"
     assert reason_of(path) == expected
 
 
@@ -662,7 +662,7 @@ def test_find_images_errors(tmp_path):
     with pytest.raises(ImageError, match=r"nowhere: no such file or folder$"):
         find_images([tmp_path / "nowhere"])
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(ImageError, match=r": folder holds no image \(\.bmp, .*\.webp\)$") as caught:
+    with pytest.raises(ImageError, match=r": folder contains no images \(\.bmp, .*\.webp\)$") as caught:
         find_images(tmp_path)
     assert caught.value.path == str(tmp_path)
 

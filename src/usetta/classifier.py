@@ -130,6 +130,7 @@ class Classifier:
     class name; a method that tunes the prompt takes one, with words before the name. `context` is a learned context
     for it (see `usetta.coop`). `reward_model` gives RLCF its rewards, which otherwise come from the model itself.
     `cache` is a folder that keeps features of views. `batch_size` images are answered together; `threads` make views.
+    Images of more than `max_pixels` are refused (default: 100 million).
     """
 
     def __init__(
@@ -149,6 +150,7 @@ class Classifier:
         cache: str | os.PathLike[str] | None = None,
         batch_size: int = 1,
         threads: int = 2,
+        max_pixels: int | None = None,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size}")
@@ -168,6 +170,7 @@ class Classifier:
         self._head.check(self.recipe, most)
         self._views = ViewRecipe(views=most, size=self.model.image_size, augmix=augmix, seed=seed)
         self._adaptive = views == ADAPTIVE
+        self._max_pixels = max_pixels
         features = None if cache is None else FeatureCache(Path(cache).expanduser())
         self._pipeline = Pipeline(self.model, reward_model=reward, cache=features, threads=threads)
 
@@ -269,6 +272,7 @@ class Classifier:
             hidden=any(recipe.needs_hidden for recipe in recipes),
             reward=any(recipe.needs_reward for recipe in recipes),
             keep_pixels=keep_pixels,
+            max_pixels=self._max_pixels,
             part_of=self._views,
         )
 

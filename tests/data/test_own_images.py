@@ -40,7 +40,7 @@ def test_the_current_folder_has_a_name(folder: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_folder_without_images_is_no_class(folder: Path) -> None:
     (folder / "annotations").mkdir()
-    with pytest.raises(DataError, match=r"annotations: folder holds no image.*every folder is a class"):
+    with pytest.raises(DataError, match=r"annotations: folder contains no images.*every folder is a class"):
         load_dataset(folder)
 
 

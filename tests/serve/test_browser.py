@@ -211,7 +211,7 @@ def test_what_is_wrong_is_reported_and_can_be_corrected(visit: Callable[..., Any
     assert "There is no image yet" in classify(page).inner_text()
     upload(page, b"no image at all", "notes.png")
     page.wait_for_timeout(500)  # the browser cannot show it, so that there is nothing to wait for
-    assert "not an image in a format that is read here" in classify(page).inner_text()
+    assert "not an image, or in an unsupported format" in classify(page).inner_text()
     upload(page)
     page.wait_for_selector("#image img")
     assert "at least two classes" in classify(page, ["tabby cat"]).inner_text()

@@ -98,7 +98,9 @@ class CLIPTokenizer:
         for row, text in zip(ids, texts, strict=True):
             tokens = [self.start, *self.encode(text), self.end]
             if len(tokens) > context_length:
-                raise ValueError(f"text of {len(tokens)} tokens does not fit into {context_length}: {_shorten(text)!r}")
+                raise ValueError(
+                    f"the text has {len(tokens)} tokens, the model takes at most {context_length}: {_shorten(text)!r}"
+                )
             row[: len(tokens)] = torch.tensor(tokens)
         return ids
 
