@@ -4,8 +4,9 @@ The wheel is built from the source package, as for an upload, and installed with
 entry points and metadata are those that a user gets. To keep this quick, other packages are borrowed from the
 environment that runs the tests, by a .pth file; its editable usetta is not, because its own .pth files are not read.
 
-Importing torch takes seconds, so the environment's Python imports usetta once (`SERVER`) and forks for every command. A
-command that names a published model gets a tiny one: what is tested is that the command works as it is written.
+Importing torch takes seconds, so the environment's Python imports usetta once (`SERVER`) and forks for every command;
+it computes in one thread, so there are no threads that a fork would lose. A command that asks for a published model
+gets a tiny one: what is tested is that the command works as it is written.
 """
 
 import json
@@ -23,10 +24,11 @@ REPOSITORY = "https://git.example.org/usetta/usetta"
 SERVER = """
 import json, os, runpy, sys
 import usetta.classifier, usetta.cli, usetta.evaluate.runner, usetta.models, usetta.report.run
-real, tiny = usetta.models.load_model, sys.argv[1]
+real = usetta.models.load_model
+tiny = real(sys.argv[1], device="cpu", precision="fp32")
 
 def load_model(name, **options):
-    return real(tiny if name in ("auto", "embedded", "ViT-B-16", "ViT-L-14") else name, **options)
+    return tiny if name in ("auto", "embedded", "ViT-B-16", "ViT-L-14") else real(name, **options)
 
 usetta.models.load_model = usetta.classifier.load_model = usetta.load_model = load_model
 

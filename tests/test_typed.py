@@ -1,7 +1,7 @@
 """Every command and every Python block of the README and the docs is typed in a fresh virtual environment.
 
-The environment is made from the built wheel (`fresh`), without the Makefile. Commands of a page run in order, in one
-folder that holds what a reader would have: labelled images and small copies of two datasets. `NOT_TYPED` lists what is
+The environment is made from the built wheel (`fresh`), without the Makefile. Commands run in the order of the pages,
+in one folder that holds what a reader has: labelled images and small copies of two datasets. `NOT_TYPED` lists what is
 left out, with the reason. The quick start of the README and the notebook also run with the embedded model.
 """
 
@@ -78,33 +78,46 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FreshEnvironment
     environment.close()
 
 
-@pytest.fixture
-def desk(tmp_path: Path) -> Path:
-    """Where a reader sits: images in a folder for each class, and two datasets of the paper."""
+def lay_out(folder: Path) -> Path:
+    """What a reader has: images in a folder for each class, and two datasets of the paper."""
     for number, name in enumerate(("red fox", "tabby cat")):
         for shot in range(2):
-            path = tmp_path / "labelled" / name / f"{shot}.png"
+            path = folder / "labelled" / name / f"{shot}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             make_image(2 * number + shot).save(path)
     for name, split in (("dtd", "DescribableTextures"), ("pets", "OxfordPets")):
-        rows, folder, _ = SPLITS[name]
+        rows, images, _ = SPLITS[name]
         for number, (path, _, _) in enumerate(rows):
-            (tmp_path / "data" / folder / path).parent.mkdir(parents=True, exist_ok=True)
-            make_image(number).save(tmp_path / "data" / folder / path)
-        (tmp_path / "data" / f"split_zhou_{split}.json").write_text(json.dumps({"test": rows}), encoding="utf-8")
-    return tmp_path
+            (folder / "data" / images / path).parent.mkdir(parents=True, exist_ok=True)
+            make_image(number).save(folder / "data" / images / path)
+        (folder / "data" / f"split_zhou_{split}.json").write_text(json.dumps({"test": rows}), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory, fresh: FreshEnvironment, tiny_checkpoint: Path) -> Path:
+    """The folder in which all commands are typed."""
+    folder = lay_out(tmp_path_factory.mktemp("desk"))
+    fresh.type("usetta sample", folder, tiny_checkpoint)
+    (folder / "cat.png").write_bytes((folder / "sample" / "cat.jpg").read_bytes())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def typed() -> set[str]:
+    """Commands that were typed already: several pages begin with the same ones."""
+    return set()
 
 
 @pytest.mark.parametrize("name", [name for name, page in PAGES.items() if commands(page)])
-def test_the_commands_of_a_page(name: str, fresh: FreshEnvironment, desk: Path, tiny_checkpoint: Path) -> None:
+def test_the_commands_of_a_page(
+    name: str, fresh: FreshEnvironment, desk: Path, typed: set[str], tiny_checkpoint: Path
+) -> None:
     for block in python_blocks(PAGES[name]):
         if file := re.match(r"# (\w+\.py)\n", block):  # scripts that the commands name
             (desk / file[1]).write_text(block, encoding="utf-8")
-    if not (desk / "sample").exists():
-        fresh.type("usetta sample", desk, tiny_checkpoint)
-    (desk / "cat.png").write_bytes((desk / "sample" / "cat.jpg").read_bytes())
     for command in commands(PAGES[name]):
-        if reason_not_to_type(command):
+        if reason_not_to_type(command) or command in typed:
             continue
         if "pull embedded" in command and not embedded.is_cached():
             continue  # nor is there a network to fetch it
@@ -114,6 +127,7 @@ def test_the_commands_of_a_page(name: str, fresh: FreshEnvironment, desk: Path, 
         if "--out" in command:
             out = desk / re.findall(r"--out (\S+)", command)[0]
             assert out.is_dir() or out.stat().st_size > 1000, command
+        typed.add(command)
 
 
 def test_only_what_has_a_reason_is_left_out() -> None:
@@ -124,10 +138,10 @@ def test_only_what_has_a_reason_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, page in PAGES.items() if python_blocks(page) and name not in NOT_RUN])
-def test_the_python_of_a_page(name: str, fresh: FreshEnvironment, desk: Path, tiny_checkpoint: Path) -> None:
-    fresh.type("usetta sample", desk, tiny_checkpoint)
-    (desk / "page.py").write_text("\n".join(python_blocks(PAGES[name])), encoding="utf-8")
-    done = fresh.type("python page.py", desk, tiny_checkpoint)
+def test_the_python_of_a_page(name: str, fresh: FreshEnvironment, tmp_path: Path, tiny_checkpoint: Path) -> None:
+    fresh.type("usetta sample", lay_out(tmp_path), tiny_checkpoint)
+    (tmp_path / "page.py").write_text("\n".join(python_blocks(PAGES[name])), encoding="utf-8")
+    done = fresh.type("python page.py", tmp_path, tiny_checkpoint)
     assert done.code == 0, done.stderr
 
 
