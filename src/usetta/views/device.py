@@ -34,15 +34,17 @@ Array: TypeAlias = NDArray[Any]
 class ViewPlan:
     """Views of an image that a device will make: see `make_views` for the arguments.
 
-    A plan is made by a thread of the host, while the device is busy with other images.
+    A plan is made by a thread of the host, while the device is busy with other images. With `pin`, the image waits in
+    memory from which a GPU can copy it while it computes.
     """
 
-    def __init__(self, image: Image.Image, image_id: str, recipe: ViewRecipe, *, part: range | None = None) -> None:
+    def __init__(
+        self, image: Image.Image, image_id: str, recipe: ViewRecipe, *, part: range | None = None, pin: bool = False
+    ) -> None:
         part, rng = range(recipe.views) if part is None else part, new_generator()
         self.recipe = recipe
-        self._count = len(part)
-        self._pixels = np.empty((3, image.height, image.width), np.uint8)
-        write_channels(image, self._pixels)
+        self._image = torch.empty((3, image.height, image.width), dtype=torch.uint8, pin_memory=pin)
+        write_channels(image, self._image.numpy())
         self._weak = [_weak_taps(image, recipe.size)] if 0 in part else []
         self._draws: list[ViewDraw] = []
         self._by_host: dict[int, Array] = {}
@@ -58,14 +60,9 @@ class ViewPlan:
         if self._draws:
             self._strong = _crop_taps(self._draws, recipe.size)
 
-    @property
-    def nbytes(self) -> int:
-        """Of the image, which is what has to be uploaded beside small tables."""
-        return self._pixels.nbytes
-
     def make(self, device: torch.device) -> Tensor:
         """The views (N, 3, S, S) on the device."""
-        image = _to(self._pixels, device)
+        image = self._image.to(device, non_blocking=True)
         weak = [_resized(image, *axes) for axes in self._weak]
         strong = [_resized(image, *self._strong)] if self._draws else []
         if self.recipe.augmix:
@@ -81,10 +78,10 @@ class ViewPlan:
 class Taps(NamedTuple):
     """One axis of a resize: pixel j of the result is Σ_k weights[j, k] · source[first[j] + k], ÷ 2²²."""
 
-    first: NDArray[np.int64]
-    """(n, S)"""
-    weights: NDArray[np.int32]
-    """(n, S, taps)"""
+    first: Array
+    """(n, S) int64"""
+    weights: Array
+    """(n, S, taps) int32"""
 
 
 def taps(sizes: Sequence[int] | Array, out: int, kernel: Callable[[Array], Array], reach: int) -> Taps:
@@ -111,7 +108,7 @@ def taps(sizes: Sequence[int] | Array, out: int, kernel: Callable[[Array], Array
 
 def bilinear(x: Array) -> Array:
     """The kernel of strong views, which reaches 1 pixel far."""
-    return np.clip(1 - np.abs(x), 0, None)
+    return np.where(np.abs(x) < 1, 1 - np.abs(x), 0.0)
 
 
 def bicubic(x: Array) -> Array:
@@ -205,8 +202,8 @@ def _mixed(crops: Tensor, draws: Sequence[ViewDraw]) -> Tensor:
     m = np.array([draw.m for draw in draws])
     shares = np.array([[(1 - draw.m) * weight / 255 for weight in draw.weights] for draw in draws])
     mixed = crops * _to((m / 255).astype(np.float32), device)[:, None, None, None]
-    for chain, share in enumerate(_to(shares.T.astype(np.float32), device)):
-        mixed += ends[chain::chains] * share[:, None, None, None]
+    for number, share in enumerate(_to(shares.T.astype(np.float32), device)):
+        mixed += ends[number::chains] * share[:, None, None, None]
     return mixed.clamp_(0, 1)
 
 
