@@ -38,19 +38,9 @@ WORDS = {
 }
 
 NAMES = {
-    "Look",
-    "look",
-    "even",
-    "slope",
-    "descend",
-    "Tail",
-    "Change",
-    "in_parts",
-    "per_tensor",
-    "Hand",
-    "hire",
-    "Order",
-} | {*("Asked", "Subject", "Task", "Diary", "Scores", "Lost", "Room", "Line", "Texts", "Wording", "say")}
+    *("Look", "look", "even", "descend", "Tail", "Change", "in_parts", "per_tensor", "Hand", "hire", "Order", "Asked"),
+    *("Subject", "Task", "Diary", "Scores", "Lost", "Room", "Line", "Texts", "Wording", "say"),
+}
 """Names of classes and functions that were replaced by the field's."""
 
 
