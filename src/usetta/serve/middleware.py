@@ -75,9 +75,10 @@ class RequestLog:
         route = getattr(scope.get("route"), "path", "other")
         self._metrics.requests.labels(route, status).inc()
         self._metrics.seconds.labels(route).observe(seconds)
-        fields = {"verb": scope["method"], "route": route, "status": status, "ms": round(seconds * 1000, 1)}
+        more = log_fields(scope)
+        fields = {"id": more.pop("id"), "verb": scope["method"], "route": route, "status": status}
         level = logging.DEBUG if route in QUIET_ROUTES and status < 400 else logging.INFO
-        _log.log(level, "request", extra={"fields": fields | log_fields(scope)})
+        _log.log(level, "request", extra={"fields": {**fields, "ms": round(seconds * 1000, 1), **more}})
 
 
 class ShutdownGuard:

@@ -93,8 +93,11 @@ function bars(answers) {
 
 /** The weight of the whole image on its scale, once for methods that give it the same. */
 function scales(answers) {
-  const groups = Map.groupBy(answers.filter((answer) => answer.beta_range),
-    ({ why, beta_range }) => JSON.stringify([why.beta, why.delta, beta_range]));
+  const groups = new Map();
+  for (const answer of answers.filter(({ beta_range: range }) => range)) {
+    const equal = JSON.stringify([answer.why.beta, answer.why.delta, answer.beta_range]);
+    groups.set(equal, [...(groups.get(equal) ?? []), answer]);
+  }
   return [...groups.values()].map((group) => {
     const { why: { beta, delta }, beta_range: [least, most] } = group[0];
     const place = most > least ? Math.min(1, Math.max(0, (beta - least) / (most - least))) : 0.5;
