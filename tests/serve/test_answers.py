@@ -234,7 +234,8 @@ def test_other_models_are_those_that_the_server_was_given(
     server: Running, tiny_model: CLIP, tiny_checkpoint: Path
 ) -> None:
     assert httpx.get(f"{server.url}/v1/models").json() == {
-        "models": [{"name": "tiny-random", "default": True, "image_size": 32}]
+        "models": [{"name": "tiny-random", "default": True, "image_size": 32}],
+        "limits": vars(Limits()),
     }
     with running(Settings(extra_models=(str(tiny_checkpoint),)), tiny_model) as other:
         rows = httpx.get(f"{other.url}/v1/models").json()["models"]

@@ -57,8 +57,3 @@ def test_without_pages_there_are_none(tiny_model: CLIP) -> None:
     with running(Settings(page=False), tiny_model) as server:
         assert {httpx.get(server.url + path).status_code for path in PATHS} == {404}
         assert server.compare().status_code == 200
-
-
-def test_the_limits_that_the_page_needs_are_known(server: Running) -> None:
-    limits = httpx.get(f"{server.url}/v1/models").json()["limits"]
-    assert limits == vars(Settings().limits)

@@ -45,14 +45,14 @@ def ask(url: str, **headers: str) -> httpx.Response:
 
 @contextmanager
 def started(
-    model: Path, *options: str, code: str = PLAIN, **variables: str
+    model: Path, *options: str, code: str = PLAIN, stderr: int = subprocess.PIPE, **variables: str
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A process that is ready, and its address."""
     command = [sys.executable, "-c", code, "serve", "--port", "0", "--model", str(model), *options]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"} | variables,
     )
@@ -93,15 +93,16 @@ def test_ctrl_c_ends_it_cleanly_and_keys_come_from_the_environment_and_a_file(
     tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "keys").write_text("from-file\n\n", encoding="utf-8")
-    options = ["--no-page", "--api-key-file", str(tmp_path / "keys"), "--max-classes", "2"]
-    with started(tiny_checkpoint, *options, USETTA_API_KEYS="one two") as (process, url):
+    options = ["--api-key-file", str(tmp_path / "keys"), "--max-classes", "2"]
+    terminal, stderr = os.openpty()
+    with started(tiny_checkpoint, *options, stderr=stderr, USETTA_API_KEYS="one two") as (process, url):
         assert ask(url).status_code == 401
         for key in ("one", "two", "from-file"):
             assert "at most 2 items" in ask(url, **{"x-api-key": key}).json()["error"]["message"]
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, _ = process.communicate(timeout=30)
         assert process.returncode == 0
-    assert err == ""
+    assert os.read(terminal, 1000).decode() == f"Open {url}/\r\n"
     assert "from-file" not in out
 
 

@@ -13,7 +13,7 @@ import asyncio
 import base64
 import io
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -55,8 +55,9 @@ async def compare(
         episode, predictions = await service.answer(
             task, upload, keep_pixels=options.show_views, on_progress=on_progress
         )
-    first, images = predictions[0], [None] * len(predictions[0].entropies)
-    if options.show_views:
+    first = predictions[0]
+    images: Sequence[str | None] = [None] * len(first.entropies)
+    if episode.pixels is not None:
         images = await asyncio.get_running_loop().run_in_executor(service.pool, _thumbnails, episode.pixels)
     return {
         "answers": [
