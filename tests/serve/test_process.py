@@ -103,6 +103,8 @@ def test_ctrl_c_ends_it_cleanly_and_keys_come_from_the_environment_and_a_file(
         out, _ = process.communicate(timeout=30)
         assert process.returncode == 0
     assert os.read(terminal, 1000).decode() == f"Open {url}/\r\n"
+    os.close(terminal)
+    os.close(stderr)
     assert "from-file" not in out
 
 
