@@ -86,7 +86,7 @@ function operation(path, verb, about, secured) {
   if (content) {
     const [example] = Object.values(content[JSON_TYPE].examples);
     parts.push(el('h3', {}, `Fields of a form (${FORM}) or of ${JSON_TYPE}`), requestFields(content));
-    parts.push(folded('The same in JSON', pretty(example.value)));
+    parts.push(folded('A request in JSON', pretty(example.value)));
   }
   const answer = about.responses['200'].content?.[JSON_TYPE]?.schema;
   if (answer?.$ref) {
