@@ -113,7 +113,7 @@ async def answer_one(
         return unreadable_image(error, upload.field)
     except RefusedError as error:
         raise ApiError(422, "invalid_request", str(error)) from error
-    answer = prediction.as_dict(parsed.options.top)
+    answer = prediction.to_dict(parsed.options.top)
     head = {"source": answer.pop("source"), "model": task.prompts.model, "method": task.recipes[0].name}
     return head | answer
 

@@ -36,7 +36,7 @@ class PageComparison:
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain values, for JSON."""
         first = self.explanations[0].prediction
-        answers = [{"method": shown.method} | shown.prediction.as_dict(top=None) for shown in self.explanations]
+        answers = [{"method": shown.method} | shown.prediction.to_dict(top=None) for shown in self.explanations]
         for answer in answers:
             del answer["source"]
         return {"source": first.source, "model": self.model, "classes": list(first.classes), "answers": answers}
