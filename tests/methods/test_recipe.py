@@ -117,20 +117,6 @@ def test_where_the_chosen_views_agree_every_readout_agrees(shape: tuple[int, int
             assert {r.probs[i].argmax().item() for r in results.values()} == votes
 
 
-def test_a_batch_is_its_images_one_by_one() -> None:
-    features, text = episode(64, 100, seed=5, images=7)
-    together = run(methods.get("se"), features, text, 100.0)
-    for i in range(7):
-        alone = run(methods.get("se"), features[i : i + 1], text, 100.0)
-        torch.testing.assert_close(together.probs[i], alone.probs[0], atol=1e-6, rtol=1e-4)
-        assert together.chosen[i].tolist() == alone.chosen[0].tolist()
-
-
-def test_a_set_of_seven_with_the_paper_s_numbers() -> None:
-    features, text = episode(64, 10, seed=1)
-    assert run(methods.get("se"), features, text, 100.0).chosen.shape == (2, 6)
-
-
 def test_bad_input_is_named() -> None:
     features, text = episode(4, 3, seed=0)
     with pytest.raises(ValueError, match="NaN or infinity"):
@@ -283,13 +269,3 @@ def test_features_that_want_a_gradient_get_none(zoo: ClassPrompts) -> None:
     assert not result.probs.requires_grad
     assert features.grad is None
     assert torch.equal(result.probs, run(methods.get("use:skip=false"), features.detach(), zoo, 20.0).probs)
-
-
-def test_one_image_leaves_nothing_for_the_next(zoo: ClassPrompts) -> None:
-    features, _ = episode(24, 1, seed=4, images=2, dim=24)
-    context, text = zoo.context.clone(), zoo.features().clone()
-    first = run(methods.get("tpt:steps=3"), features[:1], zoo, 20.0).probs
-    run(methods.get("tpt:steps=3"), features[1:], zoo, 20.0)
-    assert torch.equal(run(methods.get("tpt:steps=3"), features[:1], zoo, 20.0).probs, first)
-    assert torch.equal(zoo.context, context)
-    assert torch.equal(zoo.features(), text)

@@ -21,7 +21,7 @@ NEAR = {"rel": 0, "abs": 1e-4}
 
 
 def expected(model: CLIP, content: bytes, classes: list[str], method: str = "se", **settings: Any) -> dict[str, Any]:
-    return Classifier(classes, model, method, **settings)(content).as_dict(top=None)
+    return Classifier(classes, model, method, **settings)(content).to_dict(top=None)
 
 
 def assert_same(answer: dict[str, Any], right: dict[str, Any], top: int | None = None) -> None:
@@ -91,7 +91,7 @@ def test_views_are_adaptive_unless_a_number_is_sent(server: Running, tiny_model:
         for seed in (0, 3, 4):
             asked = {"image": in_base64(png(seed)), "classes": classes, "method": method}
             answer = httpx.post(f"{server.url}/v1/classify", json=asked, timeout=60).json()
-            right = classifier(png(seed)).as_dict(top=None)
+            right = classifier(png(seed)).to_dict(top=None)
             assert_same(answer, right)
             assert answer["probability"] == right["probability"]  # not merely near
             counts.append(answer["why"]["views"])

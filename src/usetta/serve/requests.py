@@ -135,7 +135,7 @@ async def answer_all(
 
 def answer_of(prediction: Prediction, task: ClassifyTask, recipe: Recipe, top: int) -> dict[str, Any]:
     """A prediction as callers see it."""
-    answer = prediction.as_dict(top)
+    answer = prediction.to_dict(top)
     return {"source": answer.pop("source"), "model": task.prompts.model, "method": recipe.name} | answer
 
 

@@ -217,6 +217,7 @@ _ANSWER: dict[str, Any] = {
         "entropies": [0.69, 0.71, 0.68, 0.4],
         "weights": [0.433333, 0.0, 0.0, 0.566667],
     },
+    "warnings": [],
 }
 
 
@@ -233,6 +234,7 @@ class ImageAnswer(BaseModel):
     ranked: list[RankedClass] = Field(description="The most probable classes.")
     zero_shot: RankedClass = Field(description="The answer of zero-shot CLIP: the image alone, nothing tuned.")
     why: Reasons
+    warnings: list[str] = Field(description="Why the answer should not be trusted, if there are reasons.")
 
 
 class ComparedAnswer(ImageAnswer):
