@@ -23,6 +23,7 @@ let images = 0; // how many there have been, which tells two files with one name
 let limits = null; // of the server, once it has said them
 let running = null; // the AbortController of the request in progress
 let clock; // counts its seconds
+let linked = { methods: [], model: '' }; // what the address asked for, until the server has said what there is
 let shown = null; // what the answer on the page is for
 
 // --- Settings, which the address carries after '#', so that it can be shared; never the image. ---
@@ -70,6 +71,7 @@ function writeAddress() {
 
 function readAddress() {
   const { classes, methods, views, template, model } = settingsInAddress();
+  linked = { methods, model };
   $('classes').value = classes;
   $('template').value = template;
   if (template || model) $('more-settings').open = true;
@@ -276,7 +278,7 @@ function askForKey() {
 async function loadMethods() {
   const { methods } = await (await call('v1/methods')).json();
   const others = methods.filter(({ name }) => !MAIN.includes(name));
-  const wanted = settingsInAddress().methods;
+  const wanted = $('other-methods').hasChildNodes() ? chosen('other-methods') : linked.methods;
   $('other-methods').replaceChildren(...others.map(({ name, description }) => {
     const label = choice('checkbox', 'methods', name, title(name), description);
     label.querySelector('input').checked = wanted.includes(name);
@@ -291,12 +293,12 @@ async function loadMethods() {
 async function loadModels() {
   const known = await (await call('v1/models')).json();
   limits = known.limits;
+  const wanted = $('model').value || linked.model;
   $('model').replaceChildren(...known.models.map(({ name }) => el('option', { value: name }, name)));
   $('model-choice').hidden = known.models.length < 2;
   $('most-views').textContent = Math.min(64, limits.views);
   for (const input of $('views').querySelectorAll('input')) input.parentElement.hidden = Number(input.value) > limits.views;
-  const { model } = settingsInAddress();
-  if (known.models.some(({ name }) => name === model)) $('model').value = model;
+  if (known.models.some(({ name }) => name === wanted)) $('model').value = wanted;
 }
 
 async function load() {
@@ -304,6 +306,7 @@ async function load() {
     await loadMethods();
     await loadModels();
     report('problem', '');
+    writeAddress();
   } catch (error) {
     report('problem', error.message);
     if (error.status === 401) askForKey();
