@@ -223,24 +223,16 @@ def test_only_what_fits_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(prompts.pullback(grads), exact)
 
 
-def test_equal_names_are_computed_once() -> None:
-    tower, rows = small_tower(), []
-    prompts = ClassPrompts(tower, ["missile", "cat", "missile"])
-    prompts.features()
-    tower.ln_final.register_forward_pre_hook(lambda _, args: rows.append(args[0].shape))
-    prompts.encode(prompts.context[None])
-    assert rows == [(1, 2, 32)]
-
-
 def test_nothing_is_computed_that_does_not_count() -> None:
-    """Five shared tokens and the suffixes; in the last block only one token a text."""
+    """Five shared tokens and the suffixes of distinct names; in the last block only one token a text."""
     tower, rows = small_tower(), []
-    prompts = ClassPrompts(tower, ["cat", "dog", "great grey owl"])
+    prompts = ClassPrompts(tower, ["cat", "dog", "great grey owl", "cat"])
     prompts.features()
     for block in tower.blocks:
         block.mlp.register_forward_pre_hook(lambda _, args: rows.append(args[0].shape[1]))
     prompts.encode(prompts.context[None])
-    assert rows == [5 + 3 + 3 + 5, 5 + 3 + 3 + 5, 3]
+    prompts.encode(prompts.context[None], torch.tensor([0, 3]))
+    assert rows == [5 + 3 + 3 + 5, 5 + 3 + 3 + 5, 3, 5 + 3, 5 + 3, 1]
 
 
 def test_a_context_stands_in_for_the_words(tower: Tower) -> None:
@@ -282,16 +274,6 @@ def test_some_classes_leave_no_trace(tower: Tower) -> None:
     kept = dict(prompts._templates[0]._graphs)
     prompts.pullback(grads[:, some], some)
     assert prompts._templates[0]._graphs == kept
-
-
-def test_only_those_classes_are_computed() -> None:
-    tower, rows = small_tower(), []
-    prompts = ClassPrompts(tower, ["cat", "dog", "great grey owl", "cat"])
-    prompts.features()
-    for block in tower.blocks:
-        block.mlp.register_forward_pre_hook(lambda _, args: rows.append(args[0].shape[1]))
-    prompts.encode(prompts.context[None], torch.tensor([0, 3]))
-    assert rows == [5 + 3, 5 + 3, 1]
 
 
 def test_no_images_give_no_gradients_and_no_features(tower: Tower) -> None:

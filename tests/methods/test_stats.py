@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from usetta.methods.recipe import Recipe
@@ -70,19 +68,3 @@ def test_a_single_view_is_on_its_own() -> None:
     assert seen.delta.isnan().all()
     assert seen.beta.tolist() == [1.0]
     assert seen.agrees.tolist() == [True]
-
-
-@settings(deadline=None, max_examples=40)
-@given(st.integers(2, 64), st.integers(1, 9), st.floats(0.05, 1.0), st.integers(0, 2**32 - 1))
-def test_every_image_is_seen_by_itself(views: int, classes: int, rho: float, seed: int) -> None:
-    logits = 4 * torch.randn(3, views, classes, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    recipe = Recipe("mine", rho=rho)
-    together = view_stats(recipe, logits)
-    labels = logits.argmax(dim=-1)
-    for i in range(3):
-        alone = view_stats(recipe, logits[i : i + 1])
-        members = [0, *together.chosen[i].tolist()]
-        assert together.agrees[i].item() == (len({labels[i, v].item() for v in members}) == 1)
-        torch.testing.assert_close(together.entropies[i : i + 1], alone.entropies, atol=1e-14, rtol=0)
-        for statistic in ("chosen", "delta", "beta", "agrees"):
-            assert torch.equal(getattr(together, statistic)[i : i + 1], getattr(alone, statistic))

@@ -7,19 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from methods.test_mta import episode
 from usetta import methods
 from usetta.methods.recipe import run
 from usetta.methods.tune.shift import ShiftTuner, through_normalize
 
 SCALE = 20.0
-
-
-def episode(views: int, classes: int, seed: int, images: int = 2, dim: int = 12) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    centre = torch.randn(images, 1, dim, generator=generator, dtype=torch.float64)
-    features = centre + 0.8 * torch.randn(images, views, dim, generator=generator, dtype=torch.float64)
-    text = torch.randn(classes, dim, generator=generator, dtype=torch.float64)
-    return normalize(features, dim=-1), normalize(text, dim=-1)
 
 
 def probabilities(view: Tensor, text: list[Tensor]) -> Tensor:

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from methods.tune.test_shift import SCALE, entropy, probabilities
 from usetta import methods
 from usetta.methods.recipe import run
 from usetta.methods.tune.shift import through_normalize
 from usetta.methods.tune.spectrum import SpectrumTuner, main_directions, rank
-
-SCALE = 20.0
 
 
 def episode(views: int, classes: int, seed: int, images: int = 2, dim: int = 12) -> tuple[Tensor, Tensor]:
@@ -33,15 +32,6 @@ def naive_basis(text: Tensor) -> Tensor:
     omega = 0.56 * b**3 - 0.95 * b**2 + 1.82 * b + 1.43
     kept = sum(value > omega * statistics.median(values.tolist()) for value in values)
     return torch.from_numpy(directions[: max(1, kept)].T.copy())
-
-
-def probabilities(view: Tensor, text: list[Tensor]) -> Tensor:
-    powers = (SCALE * (torch.stack(text) @ view) - SCALE).exp()
-    return powers / powers.sum()
-
-
-def entropy(p: Tensor) -> Tensor:
-    return -(p * p.log()).sum()
 
 
 def naive_sts(features: Tensor, text: Tensor, *, steps: int, penalty: float = 0.0) -> dict[str, Tensor]:
