@@ -5,14 +5,16 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick browser lint format bench docs clean
+.PHONY: help setup demo test quick test-pillow browser lint format bench docs dist clean
 
 help:
 	@echo "make demo    classify real images and write demo-report/index.html and report.html"
 	@echo "make test    run all tests            make quick   leave out the slow ones"
 	@echo "make browser Chromium for the tests of the web page, by apt-get as root"
 	@echo "make lint    ruff, mypy, layers        make format  let ruff rewrite"
+	@echo "make test-pillow  the tests of views with three versions of Pillow"
 	@echo "make bench   speed and memory         make docs    build the documentation in site/"
+	@echo "make dist REPOSITORY=https://...      build and check the packages for an upload in dist/"
 	@echo "make setup   only the environment     make clean   remove it"
 
 # The stamps depend on what decides the environment, so a second run installs nothing.
@@ -46,6 +48,15 @@ test: setup $(VENV)/.test
 quick: setup $(VENV)/.test
 	$(BIN)/python -m pytest -n auto --dist loadgroup -m "not slow"
 
+# Views are the same bits with any Pillow that pyproject.toml allows: the lowest, the one they were defined with, the newest.
+test-pillow: $(VENV)/.test
+	for version in 10.3.0 12.3.0 13.0.0; do \
+		$(PIP) install --upgrade --target $(VENV)/pillow-$$version --no-deps pillow==$$version && \
+		PYTHONPATH=$(VENV)/pillow-$$version $(BIN)/python -c "import PIL; assert PIL.__version__ == '$$version'" && \
+		echo "Pillow $$version:" && \
+		PYTHONPATH=$(VENV)/pillow-$$version $(BIN)/python -m pytest -q -n0 tests/views || exit 1; \
+	done
+
 # The tests of the web page take Debian's Chromium, and skip, saying so, where there is none.
 browser:
 	@if command -v chromium >/dev/null; then :; \
@@ -74,5 +85,12 @@ bench: setup $(VENV)/.test
 docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict
 
+# A package index shows the README, so its links need the address of the repository.
+dist: $(VENV)/.test
+	@test -n "$(REPOSITORY)" || { echo "make dist REPOSITORY=https://... (where the repository is published)"; exit 2; }
+	rm -rf dist
+	USETTA_REPOSITORY="$(REPOSITORY)" $(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
+
 clean:
-	rm -rf $(VENV) site demo-report
+	rm -rf $(VENV) site demo-report dist

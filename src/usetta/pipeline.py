@@ -3,8 +3,9 @@
     requests ─► open, make views (threads) ─► image tower (the thread that asks) ─► Episode or ImageError, in order
 
 Threads open the next images and make their views while the tower encodes; how far they run ahead is bounded, so memory
-does not grow with the number of images. With an adaptive request the views come in stages, and an image whose first
-views leave no doubt is done early.
+does not grow with the number of images. A device other than a CPU makes the views itself, from plans that the threads
+draw up (`views.device`): they are the same views, and 64 of them need not be uploaded. With an adaptive request the
+views come in stages, and an image whose first views leave no doubt is done early.
 
 On a CPU the views of an image go through the tower by themselves, so its features do not depend on its neighbours, to
 the last bit. On other devices the views of several images fill a batch; which images share one depends on their order
@@ -32,6 +33,7 @@ from usetta.images import ImageError, ImageSource, file_digest, image_id, open_i
 from usetta.models import Model
 from usetta.models.base import encode_views, encode_views_together, require_last_blocks
 from usetta.views import ViewRecipe, make_views
+from usetta.views.device import ViewPlan
 
 _DEVICE_VIEWS = 512
 """Views that fill a batch of a device other than a CPU."""
@@ -79,8 +81,10 @@ class PendingImage:
     """Open as long as views may still be made of it."""
     id: str = ""
     digest: str = ""
+    plan: ViewPlan | None = None
+    """How a device will make the views of the current stage; None on a CPU, and where the cache has everything."""
     pixels: Tensor | None = None
-    """The views of the current stage; None where the cache has everything."""
+    """The views of the current stage, once they are made."""
     keys: list[bytes] = field(default_factory=list)
     """Of the current stage in the cache, one for each tower."""
     cached: list[Tensor | None] = field(default_factory=list)
@@ -187,7 +191,11 @@ class Pipeline:
             if pending.image is None:
                 pending.image = request.open()
             pending.id = pending.id or request.id or image_id(pending.image)
-            pending.pixels = make_views(pending.image, pending.id, request.views, part=stage)
+            if self.batches_images:
+                pin = self._device.type == "cuda"
+                pending.plan = ViewPlan(pending.image, pending.id, request.views, part=stage, pin=pin)
+            else:
+                pending.pixels = make_views(pending.image, pending.id, request.views, part=stage)
         if len(pending.stages) == 1:  # no more views will be made of it
             pending.image = None
         pending.seconds += time.perf_counter() - started
@@ -195,6 +203,9 @@ class Pipeline:
     def encode(self, images: Sequence[PendingImage]) -> None:
         """Encode the current stage of images, which has been made. Only one thread may call this at a time."""
         new: dict[bytes, Tensor] = {}
+        for pending in images:
+            if pending.plan is not None:
+                pending.pixels, pending.plan = pending.plan.make(self._device), None
         for group in self._groups(images):
             started = time.perf_counter()
             episodes = self._encode_group(group, new)
@@ -248,7 +259,7 @@ class Pipeline:
                 features=features,
                 reward_features=reward,
                 hidden=states,
-                pixels=pending.pixels if pending.request.keep_pixels else None,
+                pixels=pending.pixels.cpu() if pending.pixels is not None and pending.request.keep_pixels else None,
                 encoded=any(cached is None for cached in pending.cached) or request.hidden,
             )
             for pending, features, reward, states in zip(group, by_tower[0], rewards, hidden, strict=True)

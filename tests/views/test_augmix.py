@@ -35,7 +35,7 @@ def pixels(kind: str, size: int, seed: int = 0) -> NDArray[np.uint8]:
 
 def ours(x: NDArray[np.uint8], *operations: Operation) -> NDArray[np.uint8]:
     for operation in operations:
-        x = augmix._OPERATIONS[operation.name](x, operation.level, operation.sign)
+        x = augmix._OPERATIONS[operation.name](x, operation)
     return x
 
 

@@ -28,6 +28,7 @@ from usetta.views import (
     view_generator,
     weak_view,
 )
+from usetta.views.digests import EXPECTED, view_digests
 from usetta.views.recipe import _draw_weights, _uniform
 
 MEAN = np.array([0.48145466, 0.4578275, 0.40821073], np.float32)
@@ -63,7 +64,7 @@ def naive_weak(image, size):
     short, long = (w, h) if w <= h else (h, w)
     new_short, new_long = size, int(size * long / short)
     new_w, new_h = (new_short, new_long) if w <= h else (new_long, new_short)
-    image = image.resize((new_w, new_h), Image.BICUBIC)
+    image = image.resize((new_w, h), Image.BICUBIC).resize((new_w, new_h), Image.BICUBIC)  # rows first, on any Pillow
     crop_top = int(round((new_h - size) / 2.0))  # noqa: RUF046
     crop_left = int(round((new_w - size) / 2.0))  # noqa: RUF046
     return image.crop((crop_left, crop_top, crop_left + size, crop_top + size))
@@ -72,7 +73,8 @@ def naive_weak(image, size):
 def naive_crop(image, draw, size):
     left, top, right, bottom = draw.box
     cut = Image.fromarray(np.asarray(image)[top:bottom, left:right].copy())
-    resized = np.asarray(cut.resize((size, size), Image.BILINEAR))
+    rows_first = cut.resize((size, cut.height), Image.BILINEAR)
+    resized = np.asarray(rows_first.resize((size, size), Image.BILINEAR))
     return Image.fromarray(resized[:, ::-1].copy() if draw.flip else resized)
 
 
@@ -483,3 +485,7 @@ def test_key_tells_recipes_with_different_views_apart():
     keys = {dataclasses.replace(base, **{name: value}).key for name, value in changes.items()}
     assert len(keys | {base.key}) == len(changes) + 1
     assert ViewRecipe(severity=2).key == ViewRecipe().key  # without AugMix there is nothing to be severe about
+
+
+def test_views_are_those_of_every_other_machine() -> None:
+    assert view_digests() == EXPECTED

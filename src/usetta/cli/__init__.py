@@ -3,9 +3,11 @@
 from usetta.cli import (  # noqa: F401  (they register their commands)
     bench,
     classify,
+    doctor,
     evaluate,
     listing,
     results,
+    sample,
     serve,
     train,
 )

@@ -11,8 +11,10 @@ import re
 import sqlite3
 import sys
 import traceback
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -122,6 +124,15 @@ def root(
     if version:
         typer.echo(f"usetta {__version__}")
         raise typer.Exit
+    warnings.showwarning = partial(_show_warning, warnings.showwarning)
+
+
+def _show_warning(plain: Callable[..., None], message: Warning | str, category: type[Warning], *where: Any) -> None:
+    """A warning about answers in one line, without the line of code that caused it; `plain` shows any other."""
+    if category.__name__ == "AnswerWarning":  # by name: to import the class takes as long as to import torch
+        warn(str(message))
+    else:
+        plain(message, category, *where)
 
 
 @contextmanager

@@ -232,7 +232,7 @@ def explain(
             explanation.save(target, shown)
     note(f"{len(explanation.views)} views in {time.perf_counter() - started:.1f} s")
     if as_json:
-        typer.echo(json.dumps({**explanation.prediction.as_dict(), "source": str(path), "figure": str(target)}))
+        typer.echo(json.dumps({**explanation.prediction.to_dict(), "source": str(path), "figure": str(target)}))
     else:
         typer.echo(printable(_sentence(explanation.prediction)))
         typer.echo(printable(explanation.prediction.reason))
@@ -290,6 +290,7 @@ def _classify_here(
     kind: str,
 ) -> tuple[int, int]:
     """Print the answers; returns how many images could not be read, and how many there were."""
+    from usetta.answer_warnings import chance_warning, is_near_chance
     from usetta.batch.sources import images
     from usetta.images import ImageError
 
@@ -307,7 +308,7 @@ def _classify_here(
             under_way.append(image)
             yield image.read
 
-    started, failed, views = time.perf_counter(), 0, list[int]()
+    started, failed, near_chance, views = time.perf_counter(), 0, 0, list[int]()
     with waiting(f"Classifying {printable(first[0].name)}") if total == 1 else nullcontext():
         for outcome in track(classifier.stream(reads()), total, "Classifying"):
             image = under_way.popleft()
@@ -316,10 +317,13 @@ def _classify_here(
                 failed += 1
                 echo(f"usetta: {printable(image.name)}: {outcome.reason}")
             else:
+                near_chance += is_near_chance(outcome.confidence, len(outcome.classes))
                 views.append(len(outcome.entropies))
                 detail(f"{printable(image.name)}: {views[-1]} views; {outcome.reason}")
     if views:
         note(_summary(views, time.perf_counter() - started))
+    if near_chance:
+        warn(chance_warning(len(asked.classes), near_chance, failed + len(views)))
     return failed, failed + len(views)
 
 
@@ -362,6 +366,7 @@ def _classify_to(
     shard: "Shard",
 ) -> tuple[int, int]:
     """Write the answers to Parquet; returns how many images could not be read, and how many there were."""
+    from usetta.answer_warnings import chance_warning
     from usetta.batch.parts import check_output
     from usetta.batch.runner import classify
     from usetta.coop import load_context
@@ -394,6 +399,8 @@ def _classify_to(
         raise _no_images(sources, options)
     already = f", {done.before} were already there" if done.before else ""
     note(f"{counted(done.images, 'image')} in {done.seconds:.0f} s{already}: {out}")
+    if done.near_chance:
+        warn(chance_warning(len(settings.classes), done.near_chance, done.images))
     return done.failed, done.images
 
 
@@ -463,7 +470,7 @@ def _text_writer(images: "Iterable[BatchImage]", top: int) -> "Callable[[BatchIm
 
 def _json_writer(top: int) -> "Callable[[BatchImage, Outcome], None]":
     def write(image: "BatchImage", outcome: "Outcome") -> None:
-        answer = {"error": outcome.reason} if isinstance(outcome, Exception) else outcome.as_dict(top)
+        answer = {"error": outcome.reason} if isinstance(outcome, Exception) else outcome.to_dict(top)
         _line(json.dumps({**answer, "source": image.name}))
 
     return write
@@ -479,7 +486,7 @@ def _csv_writer(top: int) -> "Callable[[BatchImage, Outcome], None]":
             cells: list[Any] = [image.name, "", "", "", "", outcome.reason]
         else:
             best, *others = [(label, round(probability, 6)) for label, probability in outcome.ranked(top)]
-            zero_shot = outcome.as_dict(1)["zero_shot"]
+            zero_shot = outcome.to_dict(1)["zero_shot"]
             cells = [image.name, *best, zero_shot["label"], zero_shot["probability"], "", *chain(*others)]
         table.writerow(map(spreadsheet_safe, cells))
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Commands about what there is: methods, models and datasets."""
+"""Commands that list, check and fetch: methods, models and datasets."""
 
 from dataclasses import asdict
 from typing import Annotated

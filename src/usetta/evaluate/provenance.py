@@ -25,7 +25,24 @@ def provenance() -> dict[str, Any]:
         **{name: _version(name) for name in _PACKAGES},
         "platform": platform.platform(),
         "cpu": os.cpu_count(),
+        **_gpu(),
     }
+
+
+def _gpu() -> dict[str, Any]:
+    """Names of the GPUs, and versions of what drives them; nothing where there is none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return {}
+    try:
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        output = subprocess.run(query, capture_output=True, text=True, check=True, timeout=10).stdout  # noqa: S603
+        driver = output.split("\n")[0].strip() or None
+    except (OSError, subprocess.SubprocessError):
+        driver = None
+    names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    return {"gpu": names, "cuda": torch.version.cuda, "driver": driver}
 
 
 @cache
@@ -39,7 +56,7 @@ def commit() -> str | None:
 
 
 def peak_memory() -> int | None:
-    """The most memory, in bytes, that this process has had so far; None where the system does not tell."""
+    """The most memory, in bytes, that this process has had so far; None where the system does not report it."""
     try:
         import resource
     except ImportError:  # Windows

@@ -1,8 +1,8 @@
 """AugMix on the pixels of a crop (Hendrycks et al., 2020): each operation is Pillow's to the bit, most of them faster.
 
 To the bit, because posterising and equalising make many grey levels of a difference of one. Tools were chosen by
-measurement, see docs/performance.md: bit operations on bytes are cheaper than any look-up table, whole lines cheaper
-than single pixels, and what is left stays with Pillow. An operation that changes nothing returns its argument.
+measurement, see docs/notes/performance.md: bit operations on bytes are cheaper than any look-up table, whole lines
+cheaper than single pixels, and what is left stays with Pillow. An operation that changes nothing returns its argument.
 """
 
 import threading
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +43,7 @@ def mix(
     for weight, chain in zip(weights, chains, strict=True):
         end = crop
         for operation in chain:
-            end = _OPERATIONS[operation.name](end, operation.level, operation.sign)
+            end = _OPERATIONS[operation.name](end, operation)
         (term,) = _scratch.floats(1, crop.size)
         out += np.multiply(end, (1 - m) * weight / 255, out=term.reshape(crop.shape), dtype=np.float32)
     np.clip(out, 0, 1, out=out)  # white may come out a rounding error above one
@@ -78,20 +78,22 @@ _scratch = _Scratch()
 # --- grey levels -----------------------------------------------------------------------------------------------------
 
 
-def _autocontrast(x: Pixels, u: float, sign: int) -> Pixels:
+def _autocontrast(x: Pixels, operation: Operation) -> Pixels:
     """Stretch the levels of each channel to 0..255, by a table; a channel of one level stays as it is."""
     levels = x.reshape(3, -1)
-    low, high = levels.min(axis=1).astype(np.float64), levels.max(axis=1).astype(np.float64)
+    low, high = levels.min(axis=1), levels.max(axis=1)
+    return x if ((low == high) | ((low == 0) & (high == 255))).all() else _looked_up(x, stretch(low, high))
+
+
+def stretch(low: NDArray[np.integer[Any]], high: NDArray[np.integer[Any]]) -> Pixels:
+    """Tables (n, 256) that take the levels low..high to 0..255; if they are equal, all levels stay as they are."""
     flat = low == high
-    low[flat], high[flat] = 0, 255
-    if not low.any() and (high == 255).all():
-        return x
-    scale = 255 / (high - low)
-    table = np.arange(256) * scale[:, None] - (low * scale)[:, None]
-    return _looked_up(x, table.clip(0, 255).astype(np.uint8))
+    start, end = np.where(flat, 0.0, low)[:, None], np.where(flat, 255.0, high)[:, None]
+    scale = 255 / (end - start)
+    return (np.arange(256) * scale - start * scale).clip(0, 255).astype(np.uint8)
 
 
-def _equalize(x: Pixels, u: float, sign: int) -> Pixels:
+def _equalize(x: Pixels, operation: Operation) -> Pixels:
     """Spread the levels of each channel evenly, by a table; a channel of one level stays as it is."""
     counts = np.array([Image.fromarray(plane).histogram() for plane in x])
     darker = counts.cumsum(axis=1) - counts
@@ -109,75 +111,121 @@ def _looked_up(x: Pixels, table: Pixels) -> Pixels:
     return out
 
 
-def _posterize(x: Pixels, u: float, sign: int) -> Pixels:
-    bits = 4 - int(u * 4 / 10)
-    return x & np.uint8(256 - (1 << (8 - bits)))
+def _posterize(x: Pixels, operation: Operation) -> Pixels:
+    return x & np.uint8(kept_bits(operation))
 
 
-def _solarize(x: Pixels, u: float, sign: int) -> Pixels:
-    threshold = 256 - int(u * 256 / 10)
-    if threshold == 256:
-        return x
-    return x ^ ((x >= threshold).view(np.uint8) * np.uint8(255))
+def kept_bits(operation: Operation) -> int:
+    """Those that posterising does not set to 0."""
+    bits = 4 - int(operation.level * 4 / 10)
+    return 256 - (1 << (8 - bits))
+
+
+def _solarize(x: Pixels, operation: Operation) -> Pixels:
+    least = threshold(operation)
+    return x if least == 256 else x ^ ((x >= least).view(np.uint8) * np.uint8(255))
+
+
+def threshold(operation: Operation) -> int:
+    """The least level that solarising inverts; 256 if none."""
+    return 256 - int(operation.level * 256 / 10)
 
 
 # --- geometry: black comes in from outside ---------------------------------------------------------------------------
 
 
-def _translate_x(x: Pixels, u: float, sign: int) -> Pixels:
-    return _translated(x, u, sign, vertical=False)
+def _translate_x(x: Pixels, operation: Operation) -> Pixels:
+    return _translated(x, shift(operation, x.shape[-1]), vertical=False)
 
 
-def _translate_y(x: Pixels, u: float, sign: int) -> Pixels:
-    return _translated(x, u, sign, vertical=True)
+def _translate_y(x: Pixels, operation: Operation) -> Pixels:
+    return _translated(x, shift(operation, x.shape[-1]), vertical=True)
 
 
-def _translated(x: Pixels, u: float, sign: int, *, vertical: bool) -> Pixels:
-    shift = int(u * (x.shape[-1] / 3) / 10)
+def shift(operation: Operation, size: int) -> int:
+    """How many pixels further on a translation finds each pixel."""
+    return operation.sign * int(operation.level * (size / 3) / 10)
+
+
+def _translated(x: Pixels, shift: int, *, vertical: bool) -> Pixels:
     if shift == 0:
         return x
     out = np.zeros_like(x)
     source, target = _upright(x, vertical), _upright(out, vertical)
-    if sign > 0:
+    if shift > 0:
         target[:, :, :-shift] = source[:, :, shift:]
     else:
-        target[:, :, shift:] = source[:, :, :-shift]
+        target[:, :, -shift:] = source[:, :, :shift]
     return out
 
 
-def _rotate(x: Pixels, u: float, sign: int) -> Pixels:
-    degrees = sign * int(u * 30 / 10)
-    return _by_pillow(x, lambda image: image.rotate(degrees, resample=Image.Resampling.BILINEAR)) if degrees else x
+def _rotate(x: Pixels, operation: Operation) -> Pixels:
+    angle = degrees(operation)
+    return _by_pillow(x, lambda image: image.rotate(angle, resample=Image.Resampling.BILINEAR)) if angle else x
 
 
-def _shear_x(x: Pixels, u: float, sign: int) -> Pixels:
-    return _sheared(x, sign * u * 0.3 / 10, vertical=False)
+def degrees(operation: Operation) -> int:
+    """The angle of a rotation, counter-clockwise."""
+    return operation.sign * int(operation.level * 30 / 10)
 
 
-def _shear_y(x: Pixels, u: float, sign: int) -> Pixels:
-    return _sheared(x, sign * u * 0.3 / 10, vertical=True)
+def _shear_x(x: Pixels, operation: Operation) -> Pixels:
+    return _sheared(x, slope(operation), vertical=False)
 
 
-def _sheared(x: Pixels, slope: float, *, vertical: bool) -> Pixels:
-    """Shift line number i, a row or if `vertical` a column, by slope · (i + 1/2) pixels.
+def _shear_y(x: Pixels, operation: Operation) -> Pixels:
+    return _sheared(x, slope(operation), vertical=True)
+
+
+def slope(operation: Operation) -> float:
+    """By how many pixels each line of a shear is shifted against the one before it."""
+    return operation.sign * operation.level * 0.3 / 10
+
+
+class ShearedLines(NamedTuple):
+    """How the lines of a shear are shifted, one number per line."""
+
+    whole: NDArray[np.int64]
+    """Pixels, rounded down."""
+    part: NDArray[np.float32]
+    """What stands in for the rest, see `sheared_lines`."""
+    nearest: NDArray[np.int64]
+    """Pixels, rounded to the nearest: what comes from outside by this measure is black."""
+
+
+def sheared_lines(slope: float, size: int) -> ShearedLines | None:
+    """How to shift line number i by slope · (i + 1/2) pixels with Pillow's rounding; None if only Pillow can.
 
     A shift is k whole pixels and a fraction f, and ⌊a + (b - a) · f⌋ comes between neighbours a and b. As b - a lies
     within ±255, all f between two neighbouring fractions with denominators up to 255 give the same, so the middle
     between these two can stand in for f. With it, (b - a) · f is at least 1/510 away from a whole number, too far for
     the rounding of float32 to matter. If an f is next to such a fraction, everything hangs on the order in which
-    Pillow rounds, and Pillow is asked.
+    Pillow rounds, and Pillow must be asked.
     """
-    size = x.shape[-1]
     shift = slope * (np.arange(size) + 0.5)
     whole = np.floor(shift)
     f = shift - whole
     fractions, middles = _fractions()
     above = np.searchsorted(fractions, f)  # 0 if f is 0: then the distance to the fraction "below" is negative
     if min((f - fractions[above - 1]).min(), (fractions[above] - f).min()) < 1e-10:
+        return None
+    return ShearedLines(whole.astype(np.int64), middles[above - 1], np.floor(shift + 0.5).astype(np.int64))
+
+
+def needs_pillow(operation: Operation, size: int) -> bool:
+    """Whether only Pillow can do it to the bit."""
+    return operation.name in ("shear_x", "shear_y") and sheared_lines(slope(operation), size) is None
+
+
+def _sheared(x: Pixels, slope: float, *, vertical: bool) -> Pixels:
+    """Shift lines, rows or if `vertical` columns."""
+    size = x.shape[-1]
+    lines = sheared_lines(slope, size)
+    if lines is None:
         matrix = (1, 0, 0, slope, 1, 0) if vertical else (1, slope, 0, 0, 1, 0)
         return _by_pillow(x, lambda image: _transformed(image, matrix))
-    part = middles[above - 1]
-    moved = _moved(x, whole, vertical=vertical)
+    part = lines.part
+    moved = _moved(x, lines.whole, vertical=vertical)
     a, values = _scratch.floats(2, moved.size)
     a[:] = moved.ravel()
     # In memory, the next pixel of a column is a line further. What follows on the last pixel of a line is not used.
@@ -186,7 +234,7 @@ def _sheared(x: Pixels, slope: float, *, vertical: bool) -> Pixels:
     between *= np.tile(part, 3 * (size + 1))[:-size] if vertical else np.tile(part.repeat(size + 1), 3)[:-1]
     between += a[:-further]
     sheared: Pixels = values.reshape(moved.shape)[:, :size, :size].astype(np.uint8)
-    _blacken(sheared, np.floor(shift + 0.5), vertical=vertical)
+    _blacken(sheared, lines.nearest, vertical=vertical)
     return sheared
 
 
@@ -198,7 +246,7 @@ def _fractions() -> tuple[NDArray[np.float64], NDArray[np.float32]]:
     return fractions, ((fractions[:-1] + fractions[1:]) / 2).astype(np.float32)
 
 
-def _moved(x: Pixels, shifts: NDArray[np.float64], *, vertical: bool) -> Pixels:
+def _moved(x: Pixels, shifts: NDArray[np.int64], *, vertical: bool) -> Pixels:
     """Lines that begin so many pixels further on, and end one later. The border goes on beyond itself by one pixel."""
     size = x.shape[-1]
     out = np.zeros((3, size + 1, size) if vertical else (3, size, size + 1), np.uint8)
@@ -214,7 +262,7 @@ def _moved(x: Pixels, shifts: NDArray[np.float64], *, vertical: bool) -> Pixels:
     return out
 
 
-def _blacken(x: Pixels, shifts: NDArray[np.float64], *, vertical: bool) -> None:
+def _blacken(x: Pixels, shifts: NDArray[np.int64], *, vertical: bool) -> None:
     """Where lines, so shifted, come from outside."""
     target = _upright(x, vertical)
     for lines, n in _runs(shifts):
@@ -227,7 +275,7 @@ def _upright(x: Pixels, vertical: bool) -> Pixels:
     return x.transpose(0, 2, 1) if vertical else x
 
 
-def _runs(values: NDArray[np.float64]) -> Iterator[tuple[slice, int]]:
+def _runs(values: NDArray[np.int64]) -> Iterator[tuple[slice, int]]:
     """Where whole numbers stay the same, and which they are."""
     ends = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist(), len(values)]
     for first, last in pairwise(ends):
@@ -239,7 +287,7 @@ def _transformed(image: Image.Image, matrix: tuple[float, ...]) -> Image.Image:
     return image.transform(image.size, Image.Transform.AFFINE, matrix, resample=Image.Resampling.BILINEAR)
 
 
-_OPERATIONS: dict[str, Callable[[Pixels, float, int], Pixels]] = {
+_OPERATIONS: dict[str, Callable[[Pixels, Operation], Pixels]] = {
     "autocontrast": _autocontrast,
     "equalize": _equalize,
     "posterize": _posterize,

@@ -59,15 +59,19 @@ def make_views(
 
 def weak_view(image: Image.Image, size: int) -> Image.Image:
     """Resize the shorter side to `size` (bicubic) and cut out the central square."""
-    image = _without_far_ends(image)
-    width, height = image.size
+    image = without_far_ends(image)
+    width, height, left, top = weak_geometry(image.width, image.height, size)
+    resized = _resize(image, width, height, Image.Resampling.BICUBIC)
+    return resized.crop((left, top, left + size, top + size))
+
+
+def weak_geometry(width: int, height: int, size: int) -> tuple[int, int, int, int]:
+    """The size to which the weak view resizes an image, and where it cuts out its square: width, height, left, top."""
     if width <= height:
         width, height = size, int(size * height / width)
     else:
         width, height = int(size * width / height), size
-    left, top = round((width - size) / 2), round((height - size) / 2)
-    resized = image.resize((width, height), Image.Resampling.BICUBIC)
-    return resized.crop((left, top, left + size, top + size))
+    return width, height, round((width - size) / 2), round((height - size) / 2)
 
 
 def apply_view(image: Image.Image, draw: ViewDraw, size: int) -> NDArray[Any]:
@@ -79,7 +83,7 @@ def apply_view(image: Image.Image, draw: ViewDraw, size: int) -> NDArray[Any]:
 
 def _apply(image: Image.Image, draw: ViewDraw, out: NDArray[Any]) -> None:
     size = out.shape[-1]
-    crop = image.crop(draw.box).resize((size, size), Image.Resampling.BILINEAR)
+    crop = _resize(image.crop(draw.box), size, size, Image.Resampling.BILINEAR)
     if draw.flip:
         crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     if not draw.chains:
@@ -90,7 +94,12 @@ def _apply(image: Image.Image, draw: ViewDraw, out: NDArray[Any]) -> None:
     mix(pixels, draw.chains, draw.weights, draw.m, out)
 
 
-def _without_far_ends(image: Image.Image, longest: int = 100) -> Image.Image:
+def _resize(image: Image.Image, width: int, height: int, method: Image.Resampling) -> Image.Image:
+    """Resize the rows, then the columns, each rounded to bytes. Left to choose, Pillow 13 takes some columns first."""
+    return image.resize((width, image.height), method).resize((width, height), method)
+
+
+def without_far_ends(image: Image.Image, longest: int = 100) -> Image.Image:
     """Cut an image more than `longest` times as long as wide to its middle.
 
     The weak view shows only the central square, but resizing the whole of a 1 x 5000 image would take a gigabyte.
