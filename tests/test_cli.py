@@ -6,8 +6,10 @@ import io
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -25,8 +27,8 @@ from usetta.models.precision import prepare
 CLASSES = "tabby cat,red fox,golden retriever"
 
 
-def usetta(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+def usetta(*arguments: object, stdin: bytes | None = None) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin)
 
 
 @pytest.fixture
@@ -43,6 +45,59 @@ def test_text_names_each_image_and_its_class(options: list[object], images: list
     for line, image, answer in zip(lines, images, expected, strict=True):
         assert line.startswith(f"{image}  {answer.label}  {answer.confidence:.1%}")
     assert result.stderr.startswith("model: ")
+    assert re.search(r"^5 images in \d+\.\d s, views per image: 8$", result.stderr, flags=re.MULTILINE)
+    ranked = ", ".join(f"{label}  {probability:.1%}" for label, probability in expected[0].ranked(3))
+    top = usetta("classify", images[0], *options, "--top", 3)
+    assert top.stdout.startswith(f"{images[0]}  {ranked}")
+    assert re.search(r"^1 image in \d+\.\d s, 8 views$", top.stderr, flags=re.MULTILINE)
+
+
+def test_every_kind_of_source_gives_the_same_answers(
+    options: list[object], images: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("list.txt").write_text("".join(f"images/{image.name}\n" for image in images))
+    with tarfile.open("images.tar", "w") as tar:
+        tar.add("images")
+    expected = [line.split("  ", 1)[1] for line in usetta("classify", *images, *options).stdout.splitlines()]
+    for source, prefix in (
+        ("images", "images/"),
+        ("images/*.png", "images/"),
+        ("@list.txt", "images/"),
+        ("list.txt", "images/"),
+        ("images.tar", "images.tar/images/"),
+    ):
+        result = usetta("classify", source, *options)
+        assert result.exit_code == 0, result.output
+        assert result.stdout.splitlines() == [
+            f"{prefix}{image.name}  {answer}" for image, answer in zip(images, expected, strict=True)
+        ]
+    piped = usetta("classify", "-", *options, stdin=images[2].read_bytes())
+    assert piped.stdout == f"-  {expected[2]}\n"
+
+
+def test_names_cannot_move_the_cursor_or_be_run_by_a_spreadsheet(options: list[object], images: list[Path]) -> None:
+    images[0].rename(images[0].with_name("=1+\x1b[31m\u202e\n.png"))
+    folder = images[0].parent
+    text = usetta("classify", f"{folder}/=1*", *options).stdout
+    assert text.startswith(rf"{folder}/=1+\x1b[31m\u202e\n.png  ")
+    assert len(text.splitlines()) == 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        row = next(csv.DictReader(io.StringIO(usetta("classify", ".", *options, "--csv").stdout)))
+        assert row["source"] == "'=1+\x1b[31m\u202e\n.png"
+
+
+def test_quiet_and_verbose(options: list[object], images: list[Path], tmp_path: Path) -> None:
+    quiet = usetta("classify", *images[:2], *options, "--quiet")
+    assert (len(quiet.stdout.splitlines()), quiet.stderr) == (2, "")
+    assert usetta("classify", *images[:2], *options, "-q", "--out", tmp_path / "out").stderr == ""
+    verbose = usetta("classify", *images[:2], *options, "-v")
+    assert verbose.stdout == quiet.stdout
+    assert f"{images[0]}: 8 views; the image itself counts" in verbose.stderr
+    failed = usetta("classify", *images, *options, "-v", "--method", "ues")
+    assert failed.stderr.startswith("Traceback")
+    assert failed.stderr.splitlines()[-1] == "usetta: unknown method 'ues'; did you mean 'use'?"
 
 
 def test_json_is_one_object_per_line(options: list[object], images: list[Path]) -> None:
@@ -70,6 +125,8 @@ def test_csv_has_a_header_and_a_row_per_image(options: list[object], images: lis
     result = usetta("classify", *images, *options, "--csv")
     rows = list(csv.DictReader(io.StringIO(result.stdout)))
     assert [row["source"] for row in rows] == [str(image) for image in images]
+    ranked = list(csv.DictReader(io.StringIO(usetta("classify", *images, *options, "--csv", "--top", 2).stdout)))
+    assert all(0 < float(row["probability_2"]) <= float(row["probability"]) for row in ranked)
     assert all(row["label"] in CLASSES.split(",") and 0 < float(row["probability"]) <= 1 for row in rows)
 
 
@@ -206,7 +263,7 @@ def test_a_context_is_learned_and_used(tiny_checkpoint: Path, tmp_path: Path, mo
     learned = usetta("coop", "train", folder, *settings)
     assert (learned.exit_code, learned.stdout) == (0, f"context: {out}\n")
     assert "up to 16 images of each of 2 classes" in learned.stderr
-    assert "is finished already" in usetta("coop", "train", folder, *settings).stderr
+    assert "is already finished" in usetta("coop", "train", folder, *settings).stderr
     asked = [
         "classify",
         folder / "owl" / "0.png",

@@ -240,7 +240,7 @@ def test_each_model_and_prompt_has_a_run_of_its_own(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["table-14"], "nothing to measure that is called 'table-14'; `usetta reproduce` lists what it has"),
+        (["table-14"], "unknown table or figure 'table-14'; `usetta reproduce --list` shows all"),
         (["table-5"], "table-5 starts from CoOp's context: give it with --context"),
         (["table-1", "--context", "c.safetensors"], "table-1 starts from no learned context"),
         (["table-1", "--seeds", "0,x"], "seeds are whole numbers from 0 on, such as 0,1,2, not '0,x'"),

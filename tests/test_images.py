@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile, ImageOps
 
-from usetta.images import FORMATS, ImageError, find_images, image_id, open_image
+from usetta.images import FORMATS, ImageError, find_images, image_id, is_readable, open_image
 
 
 def encoded(image, file_format="PNG", **options):
@@ -70,6 +70,20 @@ def test_every_format_equals_plain_pillow_on_an_ordinary_image(file_format):
     expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
     assert np.array_equal(pixels(open_image(data)), expected)
     assert np.array_equal(pixels(open_image(data, for_benchmark=True)), expected)
+
+
+@pytest.mark.parametrize("file_format", ["AVIF", "HEIF"])
+def test_formats_that_some_installations_read(file_format):
+    if not is_readable(f".{file_format.lower()}"):
+        pytest.skip(f"this installation does not read {file_format}")
+    data = encoded(noise().resize((600, 400)), file_format, quality=95)
+    difference = pixels(open_image(data)).astype(int) - np.asarray(noise().resize((600, 400)))
+    assert np.abs(difference).mean() < 6
+    assert reason_of(data, max_pixels=239_999).startswith("has 600 x 400 pixels, more than the limit of 239,999")
+    assert reason_of(data[: len(data) // 2]) in ("file is truncated", "file is damaged or truncated")
+    exif = Image.Exif()
+    exif[0x112] = 6
+    assert open_image(encoded(noise(), file_format, exif=exif.tobytes())).size == (40, 60), "upright"
 
 
 def test_all_kinds_of_source_give_the_same_image(tmp_path):

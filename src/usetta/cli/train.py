@@ -56,4 +56,4 @@ def coop_train(
             train_context(loaded, paths, shown.labels, shown.classes, recipe, out=out, log=note, cache=cache)
         losses = read_context_file(out)[0][LOSSES].tolist()
     note(f"loss: {losses[0]:.3f} in the first epoch, {losses[-1]:.3f} in the last")
-    typer.note(f"context: {out}")
+    typer.echo(f"context: {out}")
