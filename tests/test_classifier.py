@@ -312,7 +312,7 @@ def test_wrong_settings_are_named(tiny_model: CLIP) -> None:
     ("templates", "reason"),
     [
         (["a {}.", "art of the {}."], "an ensemble of templates has no single context"),
-        ("{} in a photo.", "no words stand before '{}'"),
+        ("{} in a photo.", "there are no words before '{}'"),
     ],
 )
 def test_nothing_to_tune_is_an_error_before_an_image_is_read(

@@ -90,7 +90,7 @@ def measure(
         views = Episode(episode.features[:1]) if weak_only else episode
         own = shortest(lambda r=recipe, e=views: answer(r, [e], model, prompts), repeat)  # type: ignore[misc]
         seconds[name] = sum(stages[stage] for stage in shared) + own
-        log(f"{name}: {seconds[name]:.3f} s, of which {own:.3f} s after the views are encoded")
+        log(f"{name}: {seconds[name]:.3f} s, {own:.3f} s of it after encoding the views")
     return Costs(seconds, peaks, stages)
 
 
@@ -145,7 +145,7 @@ def _possible(model: Model, log: Callable[[str], object]) -> list[str]:
     try:
         require_last_blocks(model)
     except ValueError as error:
-        log(f"without ttl: {error}")
+        log(f"left out: ttl; {error}")
         return [name for name in METHODS if name != "ttl"]
     return list(METHODS)
 

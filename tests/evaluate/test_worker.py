@@ -49,7 +49,7 @@ def folder(path: Path) -> None:
 BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated": (lambda path: path.write_bytes(jpeg()[:1500]), "file is truncated"),
     "empty": (lambda path: path.write_bytes(b""), "file is empty"),
-    "text": (lambda path: path.write_text("I am an image"), "not an image in a format that is read here"),
+    "text": (lambda path: path.write_text("I am an image"), "not an image, or in an unsupported format"),
     "bomb": (lambda path: path.write_bytes(bomb()), "has 50000 x 50000 pixels, more than the limit of 100,000,000"),
     "vanished": (Path.unlink, "no such file"),
     "folder": (folder, "is a folder, not an image"),

@@ -125,7 +125,7 @@ def test_statistics_come_from_the_file_beside(folder: Path, tmp_path: Path) -> N
         (lambda s: s["visual.proj"].fill_(float("nan")), r"NaN or infinite values in visual\.proj"),
         (lambda s: s["visual.proj"].view(-1)[3].fill_(float("inf")), r"NaN or infinite values in visual\.proj"),
         (lambda s: s.pop("visual.class_embedding"), r"lacks .*visual\.attnpool\.positional_embedding"),
-        (lambda s: s.update({"visual.trunk.x": torch.ones(1)}), r"timm image tower .* not supported; for SigLIP"),
+        (lambda s: s.update({"visual.trunk.x": torch.ones(1)}), r"timm image encoder .* not supported; for SigLIP"),
         (lambda s: s.pop("token_embedding.weight"), "is not a CLIP model in OpenAI, open_clip or transformers layout"),
     ],
 )
@@ -158,14 +158,14 @@ def test_published_architectures_are_distinguished(tmp_path: Path) -> None:
 def test_unknown_heads_are_an_error(folder: Path) -> None:
     (folder / "open_clip_config.json").unlink()
     with pytest.raises(
-        ModelError, match=r"architecture without a name here .* number of heads is unknown; put the open_clip"
+        ModelError, match=r"unknown architecture .* number of attention heads is unknown; put the published open_clip"
     ):
         load_checkpoint(folder / "open_clip_model.safetensors", name="tiny", activation="gelu")
 
 
 def test_contradictory_heads_are_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ARCHITECTURES, "Tiny", replace(TINY_VIT, vision=replace(TINY_VIT.vision, heads=6)))
-    with pytest.raises(ModelError, match=r"open_clip_config\.json states other numbers of heads than Tiny has"):
+    with pytest.raises(ModelError, match=r"open_clip_config\.json has different numbers of attention heads than Tiny"):
         load_checkpoint(folder / "open_clip_model.safetensors", name="tiny")
 
 
@@ -248,7 +248,7 @@ def test_unsupported_open_clip_settings(folder: Path, change: Callable[[dict], o
             r"activations \['relu'\]",
         ),
         (lambda c: c["text_config"].update(layer_norm_eps=1e-6), "layer_norm_eps = 1e-06"),
-        (lambda c: c.update(model_type="blip"), "number of heads is unknown"),
+        (lambda c: c.update(model_type="blip"), "number of attention heads is unknown"),
     ],
 )
 def test_unsupported_transformers_settings(
@@ -262,7 +262,7 @@ def test_unsupported_transformers_settings(
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [("{", "is not valid JSON"), ("[]", "should hold a JSON object, not a list")]
+    ("content", "message"), [("{", "is not valid JSON"), ("[]", "must contain a JSON object, not a list")]
 )
 def test_broken_configuration(folder: Path, content: str, message: str) -> None:
     (folder / "open_clip_config.json").write_text(content)

@@ -50,7 +50,7 @@ def test_int8_weights_become_floating_point_again(tmp_path: Path) -> None:
 
 def test_offline_and_never_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("USETTA_CACHE", str(tmp_path))
-    with pytest.raises(ModelError, match="run `usetta models pull embedded` with a network once"):
+    with pytest.raises(ModelError, match="run `usetta models pull embedded` once while online"):
         load_model("embedded", offline=True)
 
 

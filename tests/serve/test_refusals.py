@@ -61,7 +61,7 @@ def bomb(width: int, height: int) -> bytes:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"this is text, not an image", "not an image in a format that is read here"),
+        (b"this is text, not an image", "not an image, or in an unsupported format"),
         (saved(make_image(0), "JPEG")[:700], "file is truncated"),
         (png()[:200], "truncated"),
         (bomb(30000, 30000), "has 30000 x 30000 pixels, more than the limit of 5,000"),
