@@ -376,11 +376,11 @@ def test_the_paper_s_ensemble_has_a_name(tiny_model: CLIP) -> None:
     [
         ([], "{}", "no class names given"),
         ("cat,dog", "{}", "a list of names, not one string"),
-        (["cat", "_ "], "{}", "class 2 has an empty name"),
-        (["cat", 3], "{}", "class 2 is not a name but 3"),
+        (["cat", "_ "], "{}", "class name number 2 is empty"),
+        (["cat", 3], "{}", "class names must be strings, but number 2 is 3"),
         (["cat"], [], "at least one template"),
-        (["cat"], "a photo", "holds '{}' once"),
-        (["cat"], "{} and {}", "holds '{}' once"),
+        (["cat"], "a photo", "must contain {} once"),
+        (["cat"], "{} and {}", "must contain {} once"),
         (["cat " * 90], "a photo of a {}.", "cat cat"),
     ],
 )

@@ -27,7 +27,7 @@ from usetta.answer_warnings import AnswerWarning, chance_warning, class_warnings
 from usetta.coop import load_context
 from usetta.episode import Episode, answer, check
 from usetta.feature_cache import FeatureCache
-from usetta.images import SOURCES, ImageError, ImageSource, is_web_address
+from usetta.images import SOURCES, ImageError, ImageSource, fetch_image, is_web_address
 from usetta.methods.recipe import Recipe, Result
 from usetta.methods.select import tuned_views
 from usetta.models import Model, load_model
@@ -165,8 +165,8 @@ class Classifier:
         cache: str | os.PathLike[str] | None = None,
         batch_size: int = 1,
         threads: int = 2,
-        allow_urls: bool = False,
         max_pixels: int | None = None,
+        allow_urls: bool = False,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size}")

@@ -38,6 +38,8 @@ from PIL import (  # the plug-ins register themselves when they are imported
     WebPImagePlugin,  # noqa: F401
 )
 
+from usetta import web
+
 
 class TensorLike(Protocol):
     """A tensor of torch, which this module does without."""
@@ -131,6 +133,14 @@ def open_image(source: ImageSource, *, for_benchmark: bool = False, max_pixels: 
 def is_web_address(text: str) -> bool:
     """Whether `text` is an http or https address."""
     return text.lower().startswith(("http://", "https://"))
+
+
+def fetch_image(url: str, max_bytes: int = 2**28) -> bytes:
+    """The file behind an http or https address, within the limits of `web`."""
+    try:
+        return web.fetch(url, max_bytes)
+    except web.FetchError as error:
+        raise ImageError(url, f"cannot be fetched: {error}") from error
 
 
 def image_id(image: Image.Image) -> str:

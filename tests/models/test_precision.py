@@ -190,7 +190,7 @@ def test_fp16_is_for_gpus() -> None:
 
 
 def test_unknown_precision() -> None:
-    with pytest.raises(ValueError, match="unknown precision 'fp8'; known are auto, fp32, bf16, fp16, int8"):
+    with pytest.raises(ValueError, match="unknown precision 'fp8'; known: auto, fp32, bf16, fp16, int8"):
         load_model("ViT-B-16", weights="random", precision="fp8")
 
 

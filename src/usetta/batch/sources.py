@@ -33,8 +33,8 @@ from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from usetta.images import ImageError, is_ignored, is_readable
-from usetta.web import FetchError, fetch, open_url
+from usetta.images import ImageError, fetch_image, is_ignored, is_readable, is_web_address
+from usetta.web import FetchError, open_url
 
 STDIN = "-"
 MAX_BYTES = 2**28
@@ -44,7 +44,6 @@ _TARS = (".tar", ".tar.gz", ".tgz")
 _TABLES = (".parquet", ".pq")
 _ROWS_AT_ONCE = 64
 """Rows of a table in memory, which may hold images of several megabytes."""
-_HTTP = ("http://", "https://")
 _REFUSED_URL = "URLs are opened only with --allow-urls"
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*(::[a-zA-Z][a-zA-Z0-9+.-]*)*://")
 
@@ -307,7 +306,7 @@ def _choose_column(schema: Any, column: str | None, file: str) -> str:
 @contextmanager
 def _opened(place: str, *, seekable: bool = False) -> Iterator[IO[bytes]]:
     try:
-        if place.startswith(_HTTP) and not seekable:
+        if is_web_address(place) and not seekable:
             file = open_url(place)
         elif is_url(place):
             system, path = _file_system(place)
@@ -323,11 +322,8 @@ def _opened(place: str, *, seekable: bool = False) -> Iterator[IO[bytes]]:
 
 
 def _fetch(url: str) -> bytes:
-    if url.startswith(_HTTP):
-        try:
-            return fetch(url, MAX_BYTES)
-        except FetchError as error:
-            raise ImageError(url, f"cannot be fetched: {error}") from error
+    if is_web_address(url):
+        return fetch_image(url, MAX_BYTES)
     system, path = _file_system(url)
     try:
         with system.open(path, "rb") as file:
@@ -353,7 +349,7 @@ def _file_system(url: str) -> tuple[Any, str]:
 def _is_folder(place: str) -> bool:
     if not is_url(place):
         return Path(place).expanduser().is_dir()
-    if place.startswith(_HTTP):  # web servers do not list folders
+    if is_web_address(place):  # web servers do not list folders
         return False
     system, path = _file_system(place)
     try:
@@ -375,7 +371,7 @@ def _is_image(name: str, ignored: Counter[str]) -> bool:
 def _is_pattern(source: str) -> bool:
     """A file may be called `photo[1].jpg`: what exists is no pattern, nor is the query of a web address."""
     if is_url(source):
-        return glob.has_magic(source) and not source.startswith(_HTTP)
+        return glob.has_magic(source) and not is_web_address(source)
     return glob.has_magic(source) and not Path(source).expanduser().exists()
 
 

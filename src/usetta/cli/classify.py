@@ -323,7 +323,7 @@ def _classify_here(
     if views:
         note(_summary(views, time.perf_counter() - started))
     if near_chance:
-        warn(chance_warning(len(asked.classes), near_chance, len(views)))
+        warn(chance_warning(len(asked.classes), near_chance, failed + len(views)))
     return failed, failed + len(views)
 
 
