@@ -27,7 +27,7 @@ from usetta.answer_warnings import AnswerWarning, chance_warning, class_warnings
 from usetta.coop import load_context
 from usetta.episode import Episode, answer, check
 from usetta.feature_cache import FeatureCache
-from usetta.images import SOURCES, ImageError, ImageSource, fetch_image, is_web_address
+from usetta.images import SOURCES, ImageError, ImageSource, is_web_address
 from usetta.methods.recipe import Recipe, Result
 from usetta.methods.select import tuned_views
 from usetta.models import Model, load_model
