@@ -27,7 +27,7 @@ from usetta.answer_warnings import AnswerWarning, chance_warning, class_warnings
 from usetta.coop import load_context
 from usetta.episode import Episode, answer, check
 from usetta.feature_cache import FeatureCache
-from usetta.images import SOURCES, ImageError, ImageSource, fetch_image, is_web_address
+from usetta.images import SOURCES, ImageError, ImageSource, is_web_address
 from usetta.methods.recipe import Recipe, Result
 from usetta.methods.select import tuned_views
 from usetta.models import Model, load_model
@@ -37,8 +37,11 @@ from usetta.progress import track
 from usetta.prompts import DEFAULT_TEMPLATE, ClassPrompts
 from usetta.views import ViewRecipe
 from usetta.views.show import as_bytes
+from usetta.web import FetchError, fetch
 
 _BLENDS = ("weak", "strong", "average", "uniform", "se")
+_MAX_BYTES = 2**28
+"""Of an image that is fetched."""
 """Readouts that give the weak view a weight β and others 1 − β."""
 
 
@@ -139,8 +142,8 @@ class Classifier:
     class name; a method that tunes the prompt takes one, with words before the name. `context` is a learned context
     for it (see `usetta.coop`). `reward_model` gives RLCF its rewards, which otherwise come from the model itself.
     `cache` is a folder that keeps features of views. `batch_size` images are answered together; `threads` make views.
-    Images of more than `max_pixels` are refused (default: 100 million).
-    `allow_urls` lets images be fetched by http and https.
+    Images of more than `max_pixels` are refused (default: 100 million). `allow_urls` lets images be fetched by http and
+    https.
 
     Answers that should not be trusted come with an `AnswerWarning`, see `usetta.answer_warnings`.
     """
@@ -291,7 +294,7 @@ class Classifier:
         """What the pipeline opens: the image as it was given, or a function that fetches it."""
         if not (isinstance(image, str) and is_web_address(image)):
             return image
-        return partial(fetch_image, image) if self._allow_urls else partial(_refuse_url, image)
+        return partial(_fetch, image) if self._allow_urls else partial(_refuse_url, image)
 
     def _warn(self, predictions: Sequence[Prediction] = ()) -> None:
         """Warn about the class names, but only once, and about predictions that are hardly better than chance."""
@@ -370,6 +373,13 @@ def _is_one(images: object) -> bool:
     if hasattr(images, "read") or hasattr(images, "is_floating_point"):  # a file, a tensor
         return True
     return isinstance(images, str | os.PathLike | bytes | bytearray | Image.Image | np.ndarray)
+
+
+def _fetch(url: str) -> bytes:
+    try:
+        return fetch(url, _MAX_BYTES)
+    except FetchError as error:
+        raise ImageError(url, f"cannot be fetched: {error}") from error
 
 
 def _refuse_url(url: str) -> ImageSource:

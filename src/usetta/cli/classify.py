@@ -317,8 +317,8 @@ def _classify_here(
                 failed += 1
                 echo(f"usetta: {printable(image.name)}: {outcome.reason}")
             else:
-                near_chance += is_near_chance(outcome.confidence, len(outcome.classes))
                 views.append(len(outcome.entropies))
+                near_chance += is_near_chance(outcome.confidence, len(outcome.classes))
                 detail(f"{printable(image.name)}: {views[-1]} views; {outcome.reason}")
     if views:
         note(_summary(views, time.perf_counter() - started))
