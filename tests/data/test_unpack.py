@@ -139,7 +139,9 @@ def test_a_full_disk_is_not_the_archives_fault(tmp_path: Path, monkeypatch: pyte
 def test_an_archive_of_something_else_is_reported(tmp_path: Path) -> None:
     archive = tmp_path / "set.tar"
     archive.write_bytes(tar_of(FILES))
-    with pytest.raises(DataError, match=r"set\.tar does not contain the folder set/photos; the source may have changed"):
+    with pytest.raises(
+        DataError, match=r"set\.tar does not contain the folder set/photos; the source may have changed"
+    ):
         unpack(archive, "set/photos", tmp_path / "images")
     assert [path.name for path in tmp_path.iterdir()] == ["set.tar"]
 
