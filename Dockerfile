@@ -7,7 +7,7 @@ RUN python -m venv /opt/usetta
 ENV PATH=/opt/usetta/bin:$PATH PIP_NO_CACHE_DIR=1 USETTA_CACHE=/opt/models
 COPY constraints.txt ./
 RUN pip install --constraint constraints.txt --index-url "$TORCH_INDEX" torch
-COPY pyproject.toml README.md LICENSE NOTICE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE NOTICE ./
 COPY src ./src
 RUN pip install --constraint constraints.txt '.[serve]' && usetta models pull embedded
 

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick test-pillow browser lint format bench docs clean
+.PHONY: help setup demo test quick test-pillow browser lint format bench docs dist clean
 
 help:
 	@echo "make demo    classify real images and write demo-report/index.html and report.html"
@@ -14,6 +14,7 @@ help:
 	@echo "make lint    ruff, mypy, layers        make format  let ruff rewrite"
 	@echo "make test-pillow  the tests of views with three versions of Pillow"
 	@echo "make bench   speed and memory         make docs    build the documentation in site/"
+	@echo "make dist REPOSITORY=https://...      build and check the packages for an upload in dist/"
 	@echo "make setup   only the environment     make clean   remove it"
 
 # The stamps depend on what decides the environment, so a second run installs nothing.
@@ -84,5 +85,12 @@ bench: setup $(VENV)/.test
 docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict
 
+# A package index shows the README, so its links need the address of the repository.
+dist: $(VENV)/.test
+	@test -n "$(REPOSITORY)" || { echo "make dist REPOSITORY=https://... (where the repository is published)"; exit 2; }
+	rm -rf dist
+	USETTA_REPOSITORY="$(REPOSITORY)" $(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
+
 clean:
-	rm -rf $(VENV) site demo-report
+	rm -rf $(VENV) site demo-report dist

@@ -60,7 +60,7 @@ def test_the_answer_is_that_of_the_views_that_were_looked_at(tiny_model: CLIP, c
     for image, answer, count in zip(images, answers, counts, strict=True):
         alone = Classifier(CLASSES, tiny_model, "se", views=count)(image)
         np.testing.assert_allclose(answer.probs, alone.probs, atol=1e-5)
-        assert answer.as_dict()["why"]["views"] == count
+        assert answer.to_dict()["why"]["views"] == count
 
 
 def test_zero_shot_needs_no_other_view(tiny_model: CLIP) -> None:

@@ -9,10 +9,11 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from conftest import make_image
+from data.server import serve
 from models.tiny import TINY_RESNET, TINY_VIT, disturbed
-from usetta import Classifier, Explanation, ImageError, Prediction, Recipe, methods
+from usetta import Classifier, Explanation, ImageError, Prediction, Recipe, classify, methods
 from usetta.images import image_id, open_image
-from usetta.methods.recipe import Hidden, Reward, run
+from usetta.methods.recipe import Reward, run
 from usetta.models.base import encode_views
 from usetta.models.clip import CLIP
 from usetta.models.config import CLIPConfig
@@ -45,34 +46,24 @@ def test_it_is_the_recipe_on_the_views(tiny_model: CLIP, method: str, number: in
     if recipe.tunes:
         np.testing.assert_allclose(answer.before, expected.before[0].numpy(), atol=1e-6)
         assert answer.skipped is expected.skipped[0].item()
+        if method.startswith("use"):
+            assert answer.skipped is (number == AGREE)
+            assert answer.tuned_on == (() if answer.skipped else (0, *answer.chosen))
     else:
         assert (answer.before, answer.skipped, answer.tuned_on) == (None, None, ())
-
-
-def test_use_skips_where_the_views_agree_and_tunes_elsewhere(tiny_model: CLIP) -> None:
-    use, se = (Classifier(CLASSES, tiny_model, method, views=16) for method in ("use", "se"))
-    agreed, disagreed = use(make_image(AGREE)), use(make_image(DISAGREE))
-    assert {agreed.view_labels[view] for view in (0, *agreed.chosen)} == {agreed.label}
-    assert (agreed.skipped, agreed.tuned_on) == (True, ())
-    np.testing.assert_allclose(agreed.probs, se(make_image(AGREE)).probs, atol=1e-6)
-    assert {disagreed.view_labels[view] for view in (0, *disagreed.chosen)} != {disagreed.label}
-    assert (disagreed.skipped, disagreed.tuned_on) == (False, (0, *disagreed.chosen))
-    assert disagreed.before is not None
-    np.testing.assert_allclose(disagreed.before, se(make_image(DISAGREE)).probs, atol=1e-6)
-    assert np.abs(disagreed.probs - disagreed.before).max() > 0.1
 
 
 def test_beta_is_the_weak_view_s_weight_in_the_answer_or_nothing(tiny_model: CLIP) -> None:
     answers = {
         method: Classifier(CLASSES, tiny_model, method, views=16).explain(make_image(DISAGREE)).prediction
-        for method in ("clip", "tpt", "strong", "uniform", "se", "use", "r-tpt")
+        for method in ("clip", "tpt", "strong", "uniform", "se", "use", "r-tpt", "zero", "mta", "sts")
     }
     betas = {method: answer.beta for method, answer in answers.items()}
     assert betas["clip"] == betas["tpt"] == 1
     assert betas["strong"] == 0
     assert betas["uniform"] == pytest.approx(1 / 2)  # one of 15 strong views is chosen
     assert betas["se"] == betas["use"] == pytest.approx(0.5 + 0.4 * (answers["se"].delta - 0.5))  # type: ignore[operator]
-    assert betas["r-tpt"] is None
+    assert {betas[method] for method in ("r-tpt", "zero", "mta", "sts")} == {None}
     for answer in answers.values():
         assert answer.weights.sum() == pytest.approx(1)
 
@@ -101,7 +92,7 @@ def test_label_confidence_and_ranking_agree(classifier: Classifier, images: list
     assert ranked[0] == (answer.label, answer.confidence)
     assert answer.label in CLASSES  # as the user wrote it, not as it was cleaned
     assert answer.ranked(2) == ranked[:2]
-    plain = answer.as_dict(top=2)
+    plain = answer.to_dict(top=2)
     assert plain["label"] == answer.label
     assert [row["label"] for row in plain["ranked"]] == [label for label, _ in ranked[:2]]
     assert plain["why"]["chosen_views"] == list(answer.chosen)
@@ -146,24 +137,50 @@ TUNED = {"skipped": False, "before": np.array([0.41, 0.59]), "tuned_on": (0, 1)}
 def test_the_reason_is_one_plain_sentence(changes: dict[str, Any], reason: str) -> None:
     answer = prediction(**changes)
     assert answer.reason == reason
-    assert answer.as_dict()["why"]["reason"] == reason
+    assert answer.to_dict()["why"]["reason"] == reason
 
 
 def test_json_says_what_was_tuned() -> None:
-    why = prediction(**TUNED).as_dict()["why"]
+    why = prediction(**TUNED).to_dict()["why"]
     assert why["before"] == {"label": "dog", "probability": 0.59}
     assert (why["skipped"], why["tuned_on"], why["weights"]) == (False, [0, 1], [0.3, 0.7, 0.0])
-    plain = prediction().as_dict()["why"]
+    plain = prediction().to_dict()["why"]
     assert (plain["before"], plain["skipped"], plain["tuned_on"]) == (None, None, [])
-    assert prediction(beta=None).as_dict()["why"]["beta"] is None
+    assert prediction(beta=None).to_dict()["why"]["beta"] is None
 
 
-def test_path_image_array_and_bytes_are_one_image(classifier: Classifier, images: list[Path]) -> None:
-    image = open_image(images[0])
-    kinds = [images[0], str(images[0]), image, np.asarray(image), images[0].read_bytes()]
-    answers = [classifier(kind).probs for kind in kinds]
+def test_a_row_is_flat_and_has_the_numbers_of_the_answer() -> None:
+    row = prediction(**TUNED, warnings=("one", "two")).to_row()
+    assert row == {
+        **{"source": "cat.png", "label": "cat", "probability": 0.63},
+        **{"zero_shot_label": "cat", "zero_shot_probability": 0.5},
+        **{"views": 3, "beta": 0.3, "delta": 0.0, "skipped": False, "warnings": "one; two"},
+    }
+
+
+def test_every_kind_of_source_is_one_image(tiny_model: CLIP, images: list[Path]) -> None:
+    image, clip = open_image(images[0]), Classifier(CLASSES, tiny_model, "clip")
+    tensor = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    with images[0].open("rb") as file, serve() as server:
+        server.files["image.png"] = images[0].read_bytes()
+        url = f"{server.url}/image.png"
+        kinds = [images[0], str(images[0]), image, np.asarray(image), tensor, images[0].read_bytes(), file]
+        answers = [clip(kind) for kind in kinds]
+        answers.append(classify(url, CLASSES, model=tiny_model, method="clip", allow_urls=True))
+        assert answers[-1].source == url
+        assert "<img" in answers[-1]._repr_html_()
+        with pytest.raises(ImageError, match="is a URL; to fetch images, make the classifier with allow_urls=True"):
+            clip([url])
     for other in answers[1:]:
-        np.testing.assert_array_equal(answers[0], other)
+        np.testing.assert_array_equal(answers[0].probs, other.probs)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, len])
+def test_what_is_no_image_says_what_was_expected(classifier: Classifier, wrong: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"expected an image \(a path, .* or a torch tensor\) or a list of images, not "
+    ):
+        classifier(wrong)
 
 
 @pytest.mark.parametrize(("method", "rounding"), [("se", 1e-6), ("use", 1e-5), ("c-tpt", 1e-5)])
@@ -416,17 +433,6 @@ def test_every_method_that_tunes_answers_and_says_what_it_did(method: str, tiny_
     assert not np.allclose(answers[0].probs, answers[1].probs, atol=1e-6)
 
 
-def test_ttl_is_the_recipe_on_hidden_states(tiny_model: CLIP) -> None:
-    image, names = make_image(3), ["cat", "dog", "red fox"]
-    answer = Classifier(names, tiny_model, "ttl", views=10)(image)
-    pixels = make_views(image, image_id(image), ViewRecipe(10, tiny_model.image_size))
-    hidden = Hidden(tiny_model.last_blocks(), [tiny_model.hidden_states(pixels)])
-    features, text = tiny_model.encode_images(pixels)[None], ClassPrompts(tiny_model.text, names).features()
-    expected = run(methods.get("ttl"), features, text, tiny_model.logit_scale, hidden=hidden).probs[0]
-    np.testing.assert_allclose(answer.probs, expected.numpy(), atol=1e-5)
-    assert answer.tuned_on == tuple(range(10))
-
-
 def test_ttl_refuses_a_tower_without_blocks_before_any_image_is_read() -> None:
     with pytest.raises(ValueError, match="has no attention blocks that can be run again"):
         Classifier(["cat", "dog"], disturbed(TINY_RESNET), "ttl")
@@ -461,14 +467,3 @@ def test_rlcf_takes_another_reward_model(tiny_model: CLIP) -> None:
     expected = run(methods.get("rlcf"), features, prompts, tiny_model.logit_scale, reward=reward).probs[0]
     np.testing.assert_allclose(answer.probs, expected.numpy(), atol=1e-5)
     assert not np.allclose(answer.probs, Classifier(names, tiny_model, "rlcf", views=20)(image).probs, atol=1e-5)
-
-
-@pytest.mark.parametrize("method", ["zero", "mta", "sts", "r-tpt"])
-def test_beta_is_given_only_where_there_is_one(method: str, tiny_model: CLIP) -> None:
-    answer = Classifier(["cat", "dog", "hen"], tiny_model, method, views=12)(make_image())
-    assert answer.beta is None
-    if method in ("zero", "mta"):
-        counting = int((answer.weights > 0).sum())
-        assert answer.reason == f"{counting} of 12 views count, each with a weight of its own"
-    else:
-        assert answer.reason.startswith("tuned: ")

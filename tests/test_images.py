@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image, ImageFile, ImageOps
 
 from usetta.images import FORMATS, ImageError, find_images, image_id, open_image
@@ -79,7 +80,10 @@ def test_all_kinds_of_source_give_the_same_image(tmp_path):
         file.seek(7)
         from_file = open_image(file)
         assert not file.closed
-    sources = [str(path), path, path.read_bytes(), bytearray(path.read_bytes()), noise(), np.asarray(noise())]
+    array = np.asarray(noise())
+    tensor = torch.from_numpy(array.copy()).permute(2, 0, 1)
+    sources = [str(path), path, path.read_bytes(), bytearray(path.read_bytes()), noise(), array, tensor.numpy()]
+    sources += [tensor, tensor.permute(1, 2, 0), (tensor / 255).requires_grad_(), (tensor / 255).double()]
     for result in [from_file, *map(open_image, sources)]:
         assert np.array_equal(pixels(result), np.asarray(noise()))
 
@@ -138,7 +142,7 @@ def test_arrays(array, expected):
 @pytest.mark.parametrize(
     ("array", "reason"),
     [
-        (np.zeros((3, 8, 9), np.uint8), "(3, 8, 9); move the channels last"),
+        (np.zeros((2, 3, 8, 9), np.uint8), "not (2, 3, 8, 9); pass a batch as a list of images"),
         (np.zeros((8, 9, 2), np.uint8), "not (8, 9, 2)"),
         (np.zeros(5, np.uint8), "not (5,)"),
         (np.zeros((0, 9), np.uint8), "has no pixels"),

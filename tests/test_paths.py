@@ -145,13 +145,13 @@ def test_classify_to_parquet(model: CLIP, images: list[Path], expected: Probabil
 def test_http(model: CLIP, images: list[Path], expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers in JSON are rounded, so what is compared is what they are rounded from."""
     answered: list[Prediction] = []
-    as_dict = Prediction.as_dict
+    to_dict = Prediction.to_dict
 
     def recording(self: Prediction, *arguments: Any) -> dict[str, Any]:
         answered.append(self)
-        return as_dict(self, *arguments)
+        return to_dict(self, *arguments)
 
-    monkeypatch.setattr(Prediction, "as_dict", recording)
+    monkeypatch.setattr(Prediction, "to_dict", recording)
     with running(Settings(), model) as server:
         # Every method on one image and one method on every image: what a request costs is mostly not the answer.
         places = [(method, images[i % len(images)]) for i, method in enumerate(METHODS)]

@@ -4,6 +4,8 @@
     >>> classifier = Classifier(["tabby cat", "red fox", "golden retriever"], method="se")
     >>> classifier("photo.jpg").label
 
+or `usetta.classify("photo.jpg", ["tabby cat", "red fox"])` for a single call.
+
 The public names are loaded when they are first used, so that importing the package (and `usetta --help`) is quick.
 """
 
@@ -14,25 +16,29 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from usetta import methods
-    from usetta.classifier import Classifier
+    from usetta.answer_warnings import AnswerWarning
+    from usetta.classifier import Classifier, classify
     from usetta.images import ImageError
     from usetta.methods.recipe import Recipe
     from usetta.models import ModelError, list_models, load_model
     from usetta.prediction import Explanation, Prediction
 
 _HOME = {
+    "AnswerWarning": "usetta.answer_warnings",
     "Classifier": "usetta.classifier",
     "Explanation": "usetta.prediction",
     "ImageError": "usetta.images",
     "ModelError": "usetta.models",
     "Prediction": "usetta.prediction",
     "Recipe": "usetta.methods.recipe",
+    "classify": "usetta.classifier",
     "list_models": "usetta.models",
     "load_model": "usetta.models",
     "methods": "usetta",
 }
 
 __all__ = [
+    "AnswerWarning",
     "Classifier",
     "Explanation",
     "ImageError",
@@ -40,6 +46,7 @@ __all__ = [
     "Prediction",
     "Recipe",
     "__version__",
+    "classify",
     "list_models",
     "load_model",
     "methods",

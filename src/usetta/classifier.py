@@ -6,12 +6,13 @@
 An image without an id of its own is known by its content: the same pixels get the same views under any file name.
 """
 
-import io
+import inspect
 import os
+import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, overload
@@ -22,16 +23,18 @@ from PIL import Image
 
 from usetta import methods
 from usetta.adaptive import ADAPTIVE, Views, is_settled, most_views
+from usetta.answer_warnings import AnswerWarning, chance_warning, class_warnings, is_near_chance
 from usetta.coop import load_context
+from usetta.data.fetching import fetch_image
 from usetta.episode import Episode, answer, check
 from usetta.feature_cache import FeatureCache
-from usetta.images import ImageError, ImageSource
+from usetta.images import SOURCES, ImageError, ImageSource, is_web_address
 from usetta.methods.recipe import Recipe, Result
 from usetta.methods.select import tuned_views
 from usetta.models import Model, load_model
 from usetta.models.devices import device_of
 from usetta.pipeline import ImageRequest, Pipeline
-from usetta.prediction import Explanation, ImageOrigin, Prediction
+from usetta.prediction import Comparison, Explanation, ImageOrigin, Prediction
 from usetta.progress import track
 from usetta.prompts import DEFAULT_TEMPLATE, ClassPrompts
 from usetta.views import ViewRecipe
@@ -62,6 +65,11 @@ class TextHead:
     def reward_prompts(self) -> ClassPrompts:
         """The prompts for the reward model: the words of the template, whatever context was learned."""
         return ClassPrompts((self._reward_model or self.model).text, self.classes, self._templates)
+
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """What is doubtful about the class names, see `answer_warnings`; it takes their text features."""
+        return class_warnings(self.classes, self.model.text, self.prompts.features())
 
     @property
     def nbytes(self) -> int:
@@ -101,7 +109,8 @@ class TextHead:
         return answer(recipe, episodes, self.model, self.prompts, reward_prompts)
 
     def _prediction(self, recipe: Recipe, result: Result, name: str, origin: ImageOrigin | None) -> Prediction:
-        delta = float(result.delta)
+        delta, count = float(result.delta), len(self.classes)
+        chance = (chance_warning(count),) if is_near_chance(float(result.probs.max()), count) else ()
         skipped = bool(result.skipped)
         tuned_on: tuple[int, ...] = ()
         if recipe.tunes and not skipped:
@@ -120,6 +129,7 @@ class TextHead:
             delta=None if np.isnan(delta) else delta,
             beta=float(result.weights[0]) if recipe.readout in _BLENDS else None,
             weights=result.weights.numpy(),
+            warnings=self.warnings + chance,
             origin=origin,
         )
 
@@ -136,6 +146,9 @@ class Classifier:
     for it (see `usetta.coop`). `reward_model` gives RLCF its rewards, which otherwise come from the model itself.
     `cache` is a folder that keeps features of views. `batch_size` images are answered together, by default 1 on a CPU
     and 8 elsewhere; `threads` make views.
+    `allow_urls` lets images be fetched by http and https.
+
+    Answers that should not be trusted come with an `AnswerWarning`, see `usetta.answer_warnings`.
     """
 
     def __init__(
@@ -155,6 +168,7 @@ class Classifier:
         cache: str | os.PathLike[str] | None = None,
         batch_size: int | None = None,
         threads: int = 2,
+        allow_urls: bool = False,
     ) -> None:
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size}")
@@ -176,6 +190,8 @@ class Classifier:
         self._views = ViewRecipe(views=most, size=self.model.image_size, augmix=augmix, seed=seed)
         self._adaptive = views == ADAPTIVE
         features = None if cache is None else FeatureCache(Path(cache).expanduser())
+        self._allow_urls = allow_urls
+        self._warned = False
         self._pipeline = Pipeline(self.model, reward_model=reward, cache=features, threads=threads)
         self.batch_size = batch_size or self._pipeline.images_at_once
 
@@ -221,20 +237,22 @@ class Classifier:
         """The prediction for one image together with its views, even where the method uses the weak one only."""
         return self.compare(image, [self.recipe])[0]
 
-    def compare(self, image: ImageSource, recipes: Iterable[str | Recipe]) -> list[Explanation]:
+    def compare(self, image: ImageSource, recipes: Iterable[str | Recipe]) -> Comparison:
         """What several methods answer for one image, all from one encoding of its views."""
         wanted = [methods.get(recipe) for recipe in recipes]
         for recipe in wanted:
             self._head.check(recipe, self._views.views)
-        request = self._request(image, wanted, self._views, keep_pixels=True)
+        source = self._source(image)
+        request = self._request(source, wanted, self._views, keep_pixels=True)
         (episode,) = self._pipeline.stream([request])
         if isinstance(episode, ImageError):
             raise episode
         assert episode.pixels is not None
         views = as_bytes(episode.pixels)
-        origin = ImageOrigin(image, self._views)
+        origin = ImageOrigin(source, self._views)
         predictions = [self._head.predict(recipe, [episode], [_name(image)], [origin])[0] for recipe in wanted]
-        return [Explanation(p, recipe.name, views) for p, recipe in zip(predictions, wanted, strict=True)]
+        self._warn(predictions[:1])
+        return Comparison(Explanation(p, recipe.name, views) for p, recipe in zip(predictions, wanted, strict=True))
 
     def stream(
         self, images: Iterable[ImageSource | Callable[[], ImageSource]]
@@ -242,25 +260,55 @@ class Classifier:
         """A prediction for each image, in order, as soon as it is known; an unreadable image yields its error instead.
 
         The next images are opened while this one is encoded, so `images` is read a few items ahead. An image may also
-        be a function that fetches it.
+        be a function that fetches it. What is doubtful about a single answer is in its `warnings` only.
         """
+        with closing(self._stream(images)) as outcomes:
+            for outcome in outcomes:
+                self._warn()
+                yield outcome
+
+    def _stream(
+        self, images: Iterable[ImageSource | Callable[[], ImageSource]]
+    ) -> Generator[Prediction | ImageError, None, None]:
         # Methods that need the weak view alone get one; for them there is nothing to be adaptive about.
         views = replace(self._views, views=1) if self.recipe.weak_only else self._views
-        origins: list[ImageOrigin] = []  # of the images under way
+        names: list[str] = []  # of the images under way
+        origins: list[ImageOrigin] = []
 
         def requests() -> Iterator[ImageRequest]:
             for image in images:
-                origins.append(ImageOrigin(image, views))
-                yield self._request(image, [self.recipe], views)
+                source = self._source(image)
+                names.append(_name(image))
+                origins.append(ImageOrigin(source, views))
+                yield self._request(source, [self.recipe], views)
 
         with closing(self._pipeline.stream(requests())) as outcomes:
             while batch := list(islice(outcomes, self.batch_size)):
                 episodes = [outcome for outcome in batch if isinstance(outcome, Episode)]
-                own = [origin for origin, outcome in zip(origins, batch, strict=False) if isinstance(outcome, Episode)]
-                del origins[: len(batch)]
-                predictions = iter(self._head.predict(self.recipe, episodes, [_name(o.source) for o in own], own))
+                own = [i for i, outcome in enumerate(batch) if isinstance(outcome, Episode)]
+                predictions = iter(
+                    self._head.predict(self.recipe, episodes, [names[i] for i in own], [origins[i] for i in own])
+                )
+                del names[: len(batch)], origins[: len(batch)]
                 for outcome in batch:
                     yield outcome if isinstance(outcome, ImageError) else next(predictions)
+
+    def _source(self, image: ImageSource | Callable[[], ImageSource]) -> ImageSource | Callable[[], ImageSource]:
+        """What the pipeline opens: the image as it was given, or a function that fetches it."""
+        if not (isinstance(image, str) and is_web_address(image)):
+            return image
+        return partial(fetch_image, image) if self._allow_urls else partial(_refuse_url, image)
+
+    def _warn(self, predictions: Sequence[Prediction] = ()) -> None:
+        """Warn about the class names, but only once, and about predictions that are hardly better than chance."""
+        texts = () if self._warned else self._head.warnings
+        self._warned = True
+        doubtful = [p for p in predictions if is_near_chance(p.confidence, len(p.classes))]
+        if doubtful:
+            text = chance_warning(len(self.classes), len(doubtful), len(predictions))
+            texts += (f"{text}, such as {doubtful[0].source}" if len(predictions) > 1 else text,)
+        for text in texts:
+            warnings.warn(text, AnswerWarning, stacklevel=_user_level())
 
     def _request(
         self,
@@ -283,23 +331,59 @@ class Classifier:
     def _collect(self, images: Iterable[ImageSource], progress: bool | None) -> list[Prediction]:
         images = list(images)
         predictions = []
-        for outcome in track(self.stream(images), len(images), "Classifying", progress):
+        for outcome in track(self._stream(images), len(images), "Classifying", progress):
             if isinstance(outcome, ImageError):
                 raise outcome
             predictions.append(outcome)
+        if predictions:
+            self._warn(predictions)
         return predictions
+
+
+@overload
+def classify(images: ImageSource, classes: Sequence[str], **options: Any) -> Prediction: ...
+@overload
+def classify(images: Iterable[ImageSource], classes: Sequence[str], **options: Any) -> list[Prediction]: ...
+def classify(
+    images: ImageSource | Iterable[ImageSource], classes: Sequence[str], **options: Any
+) -> Prediction | list[Prediction]:
+    """The prediction for one image, or a list of them for several, by a `Classifier` with these `options`.
+
+    Every call loads the model; keep a `Classifier` to classify more than once.
+    """
+    return Classifier(classes, **options)(images)
 
 
 def _name(source: object) -> str:
     """What an image is called in a prediction."""
+    if isinstance(source, str) and is_web_address(source):
+        return source
     if isinstance(source, str | os.PathLike):
         return str(Path(source))
     return f"<{type(source).__name__}>"
 
 
-def _is_one(images: object) -> bool:
-    return isinstance(images, str | os.PathLike | bytes | bytearray | Image.Image | np.ndarray | io.IOBase)
-
-
 def _as_many(images: Any) -> Iterable[ImageSource]:
-    return [images] if _is_one(images) else images
+    if _is_one(images):
+        return [images]
+    if isinstance(images, Iterable):
+        return images
+    raise TypeError(f"expected an image ({SOURCES}) or a list of images, not {images!r}")
+
+
+def _is_one(images: object) -> bool:
+    if hasattr(images, "read") or hasattr(images, "is_floating_point"):  # a file, a tensor
+        return True
+    return isinstance(images, str | os.PathLike | bytes | bytearray | Image.Image | np.ndarray)
+
+
+def _refuse_url(url: str) -> ImageSource:
+    raise ImageError(url, "is a URL; to fetch images, make the classifier with allow_urls=True")
+
+
+def _user_level() -> int:
+    """The `stacklevel` with which the caller warns about the line that called this package."""
+    frame, level = inspect.currentframe(), 0
+    while frame and frame.f_globals["__name__"].split(".")[0] == __package__:
+        frame, level = frame.f_back, level + 1
+    return level

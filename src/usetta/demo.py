@@ -175,7 +175,7 @@ def write_pages(answers: list[DemoAnswers], folder: Path, model: Model, views: i
             "source": f"{answer.image.file.requirement}: {answer.image.file.member}",
             "views": f"{answer.path.stem}-views.jpg",
             "methods": {
-                name: explanation.prediction.as_dict() | {"right": answer.is_right(name)}
+                name: explanation.prediction.to_dict() | {"right": answer.is_right(name)}
                 for name, explanation in answer.by_method.items()
             },
         }

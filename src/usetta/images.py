@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, TypeAlias, cast
+from typing import IO, Any, Protocol, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,19 @@ from PIL import (  # the plug-ins register themselves when they are imported
     WebPImagePlugin,  # noqa: F401
 )
 
-ImageSource: TypeAlias = str | os.PathLike[str] | bytes | bytearray | IO[bytes] | Image.Image | NDArray[Any]
+
+class TensorLike(Protocol):
+    """A tensor of torch, which this module does without."""
+
+    def is_floating_point(self) -> bool:
+        """Whether it holds floats."""
+        ...
+
+
+ImageSource: TypeAlias = (
+    str | os.PathLike[str] | bytes | bytearray | IO[bytes] | Image.Image | NDArray[Any] | TensorLike
+)
+SOURCES = "a path, bytes, a binary file, a PIL image, a numpy array or a torch tensor"
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 """What is opened. JPEG includes MPO, the JPEG of phones with several images, of which the first is taken."""
@@ -45,6 +57,7 @@ SUFFIXES = frozenset(
 )
 """What `find_images` takes for an image in a folder (in any case)."""
 
+_CHANNELS = (1, 3, 4)
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -77,7 +90,8 @@ def open_image(source: ImageSource, *, for_benchmark: bool = False, max_pixels: 
     """Return the image in mode RGB, fully loaded, independent of its source and without metadata.
 
     `source` is a path, the bytes of a file, a binary file object (read from its start, left open), a PIL image, or an
-    array (H, W), (H, W, 3) or (H, W, 4), of dtype uint8 or of floats in 0..1. Of an animation the first frame is taken.
+    array or tensor of dtype uint8 or of floats in 0..1: (H, W), (H, W, C) or (C, H, W) with 1, 3 or 4 channels. Of an
+    animation the first frame is taken.
 
     By default the image is as people see it: upright, transparent parts white, wide greys scaled to 8 bits.
     `for_benchmark=True` is Pillow's plain `convert("RGB")`, as published loaders do: EXIF orientation ignored, alpha
@@ -88,12 +102,19 @@ def open_image(source: ImageSource, *, for_benchmark: bool = False, max_pixels: 
     try:
         if isinstance(source, Image.Image):
             return _to_rgb(source, for_benchmark, max_pixels)
+        if hasattr(source, "is_floating_point"):
+            source = _from_tensor(source)
         if isinstance(source, np.ndarray):
             return _to_rgb(_from_array(source), for_benchmark, max_pixels)
         with _binary_stream(source) as stream:
             return _to_rgb(_read_header(stream), for_benchmark, max_pixels)
     except Exception as error:
         raise ImageError(_name(source), _reason(error)) from error
+
+
+def is_web_address(text: str) -> bool:
+    """Whether `text` is an http or https address."""
+    return text.lower().startswith(("http://", "https://"))
 
 
 def image_id(image: Image.Image) -> str:
@@ -205,9 +226,7 @@ def _binary_stream(source: object) -> Iterator[IO[bytes]]:
     elif hasattr(source, "read"):
         yield _rewound(cast("IO[bytes]", source))
     else:
-        raise _RefusedError(
-            f"cannot open a {type(source).__name__}; pass a path, bytes, a binary file, a PIL image or a numpy array"
-        )
+        raise _RefusedError(f"cannot open a {type(source).__name__}; pass {SOURCES}")
 
 
 def _rewound(stream: IO[bytes]) -> IO[bytes]:
@@ -236,13 +255,23 @@ def _read_header(stream: IO[bytes]) -> ImageFile.ImageFile:
     raise _RefusedError(f"not an image in a format that is read here ({', '.join(FORMATS)})")
 
 
+def _from_tensor(tensor: Any) -> NDArray[Any]:
+    tensor = tensor.detach().cpu()
+    array: NDArray[Any] = (tensor.float() if tensor.is_floating_point() else tensor).numpy()  # numpy has no bfloat16
+    return array
+
+
 def _from_array(array: NDArray[Any]) -> Image.Image:
-    """Return `array` (H, W), (H, W, 3) or (H, W, 4) as an 8-bit image."""
+    """Return `array` (H, W), (H, W, C) or (C, H, W) as an 8-bit image."""
+    if array.ndim == 3 and array.shape[2] not in _CHANNELS and array.shape[0] in _CHANNELS:
+        array = array.transpose(1, 2, 0)
+    if not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in _CHANNELS)):
+        hint = "; pass a batch as a list of images" if array.ndim == 4 else ""
+        raise _RefusedError(
+            f"an array must be (H, W), (H, W, C) or (C, H, W) with C 1, 3 or 4, not {array.shape}{hint}"
+        )
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
-    if not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))):
-        hint = "; move the channels last" if array.ndim == 3 and array.shape[0] in (1, 3, 4) else ""
-        raise _RefusedError(f"an array must be (H, W), (H, W, 3) or (H, W, 4), not {array.shape}{hint}")
     if array.size == 0:
         raise _RefusedError(f"has no pixels (shape {array.shape})")
     if np.issubdtype(array.dtype, np.floating):

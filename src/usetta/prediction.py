@@ -51,6 +51,8 @@ class Prediction:
     """Weight of the weak view against the chosen ones; None where views are weighed one by one, as R-TPT does."""
     weights: np.ndarray[Any, Any]
     """(N,): the weight of each view in the answer; they sum to 1."""
+    warnings: tuple[str, ...] = ()
+    """Why the answer should not be trusted, if there are reasons, see `usetta.answer_warnings`."""
     origin: ImageOrigin | None = field(default=None, compare=False)
     """What the views were made of, so that they can be shown."""
 
@@ -97,8 +99,8 @@ class Prediction:
         order = np.argsort(-self.probs, kind="stable")[:top]
         return [(self.classes[i], float(self.probs[i])) for i in order]
 
-    def as_dict(self, top: int | None = 5) -> dict[str, Any]:
-        """The answer as plain values, for JSON."""
+    def to_dict(self, top: int | None = 5) -> dict[str, Any]:
+        """The answer as plain values, for JSON; `top` classes are ranked, all if it is None."""
         return {
             "source": self.source,
             "label": self.label,
@@ -118,6 +120,23 @@ class Prediction:
                 "entropies": [round(float(h), 6) for h in self.entropies],
                 "weights": [round(float(w), 6) for w in self.weights],
             },
+            "warnings": list(self.warnings),
+        }
+
+    def to_row(self) -> dict[str, Any]:
+        """The answer as one row of a table: `pandas.DataFrame(p.to_row() for p in predictions)`."""
+        zero_shot = self._best(self.zero_shot)
+        return {
+            "source": self.source,
+            "label": self.label,
+            "probability": self.confidence,
+            "zero_shot_label": zero_shot["label"],
+            "zero_shot_probability": float(self.zero_shot.max()),
+            "views": len(self.entropies),
+            "beta": self.beta,
+            "delta": self.delta,
+            "skipped": self.skipped,
+            "warnings": "; ".join(self.warnings),
         }
 
     def _best(self, probs: np.ndarray[Any, Any]) -> dict[str, Any]:
@@ -139,7 +158,9 @@ class Explanation:
         return f"<Explanation of {source} by {self.method}: {label}, {len(self.views)} views>"
 
     def _repr_html_(self) -> str:
-        return self.prediction._repr_html_()
+        from usetta.report.notebook import explanation_html
+
+        return explanation_html(self)
 
     def figure(self, shown: int = 24) -> "Figure":
         """The weak view, the `shown` most confident strong views and the probabilities, as a matplotlib figure."""
@@ -150,3 +171,10 @@ class Explanation:
     def save(self, path: str | os.PathLike[str], shown: int = 24) -> None:
         """Write the figure to `path`; the suffix chooses the format (PNG, SVG, PDF, JPEG)."""
         self.figure(shown).savefig(path)
+
+
+class Comparison(list[Explanation]):
+    """What several methods say about one image; in a notebook they stand one below the other."""
+
+    def _repr_html_(self) -> str:
+        return "<hr>".join(explanation._repr_html_() for explanation in self)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from data.server import Shelf
 from usetta.data import DataError
-from usetta.data.fetching import download, require_https
+from usetta.data.fetching import download, fetch_image, require_https
+from usetta.images import ImageError
 
 CONTENT = bytes(range(256)) * 40
 
@@ -173,3 +174,18 @@ def test_the_network_does_not_lead_back_to_this_machine() -> None:
     require_https("https://cdn.example.org/a", "https://example.org/a")
     with pytest.raises(DataError, match="which is not https"):
         require_https("http://127.0.0.1/a", "https://example.org/a")
+
+
+def test_an_image_is_fetched_within_its_limits(stocked: Shelf) -> None:
+    url = f"{stocked.url}/set.tar"
+    stocked.redirects = {"/moved": "/set.tar", "/away": "ftp://127.0.0.1/set.tar"}
+    assert fetch_image(url, limit=len(CONTENT)) == fetch_image(f"{stocked.url}/moved") == CONTENT
+    for address, settings_, reason in (
+        (url, {"limit": len(CONTENT) - 1}, "larger than the limit of 10,239 bytes"),
+        (url, {"seconds": 1e-9}, "cannot be fetched|could not be fetched within"),
+        (f"{stocked.url}/none", {}, "cannot be fetched: HTTP 404"),
+        (f"{stocked.url}/away", {}, "leads to ftp://127.0.0.1/set.tar, which is not http or https"),
+        ("http://[", {}, "cannot be fetched: "),
+    ):
+        with pytest.raises(ImageError, match=reason):
+            fetch_image(address, **settings_)  # type: ignore[arg-type]

@@ -43,12 +43,11 @@ def temporarily() -> Iterator[Temporarily]:
         registry.unregister(name)
 
 
-def answers(method: str, states: list[Tensor], templates: list[str] | None = None) -> Result:
+def answers(method: str, states: list[Tensor]) -> Result:
     """What a method says about images whose views have these hidden states, by a tiny model."""
     blocks = MODEL.last_blocks()
     features = torch.stack([blocks.encode(hidden) for hidden in states])
-    prompts = ClassPrompts(MODEL.text, NAMES, templates or "a photo of a {}.")
-    return run(methods.get(method), features, prompts, 20.0, hidden=Hidden(blocks, states))
+    return run(methods.get(method), features, ClassPrompts(MODEL.text, NAMES), 20.0, hidden=Hidden(blocks, states))
 
 
 @pytest.fixture(scope="module")
@@ -71,16 +70,6 @@ def test_every_row_of_the_tables_runs_and_a_batch_is_its_images_one_by_one(metho
         assert together.skipped[i] == alone.skipped[0]
 
 
-def test_methods_without_a_prompt_to_tune_take_an_ensemble_of_templates(images: list[Tensor]) -> None:
-    templates = ["a photo of the small {}.", "art of the {}."]
-    for method in ("clip", "se", "mta", "zero", "tps", "sts", "ttl", "sts+se"):
-        one, several = answers(method, images), answers(method, images, templates)
-        assert (one.probs - several.probs).abs().max() > 1e-4
-    for method in ("tpt", "rlcf"):
-        with pytest.raises(ValueError, match="no context to tune: an ensemble of templates has no single context"):
-            answers(method, images, templates)
-
-
 def test_a_name_and_settings_make_a_recipe() -> None:
     assert methods.get("SE ") == methods.get("se")
     assert methods.get("se", gamma=0.2).gamma == 0.2
@@ -96,15 +85,6 @@ def test_every_method_says_what_it_is() -> None:
     assert all(methods.get(name).description for name in methods.names())
 
 
-def test_a_typo_gets_a_suggestion() -> None:
-    with pytest.raises(ValueError, match=r"unknown method 'clipp'; did you mean 'clip'\?"):
-        methods.get("clipp")
-    with pytest.raises(ValueError, match="unknown method 'zzz'; known: clip, strong, average"):
-        methods.get("zzz")
-    with pytest.raises(ValueError, match=r"no setting 'gama'; did you mean 'gamma'\?"):
-        methods.get("se", gama=0.1)
-
-
 @pytest.mark.parametrize(
     ("written", "canonical"),
     [
@@ -113,10 +93,8 @@ def test_a_typo_gets_a_suggestion() -> None:
         ("clip+se", "se"),
         ("mem", "tpt"),
         ("tpt+weak", "tpt"),
-        ("mem+uniform", "tpt+uniform"),
         ("mem+se", "tpt+se"),
         ("use+weak", "rce"),
-        ("rce+uniform", "rce+uniform"),
         ("rce+se", "use"),
         ("R-TPT+SE", "r-tpt+se"),
         ("r-tpt+reliability", "r-tpt"),
@@ -126,22 +104,14 @@ def test_a_typo_gets_a_suggestion() -> None:
         ("mem+se:se_stats=pre", "tpt+se:se_stats=pre"),
         ("clip+mode", "mta"),
         ("clip+vote", "zero"),
-        ("clip+selected", "clip+selected"),
-        ("zero+vote", "zero"),
-        ("STS+SE", "sts+se"),
-        ("sts+selected", "sts"),
-        ("tps+weak", "tps"),
         ("zero:voters=0.5", "zero:voters=0.5"),
         ("zero:voters=1", "zero:voters=1.0"),
         ("zero:voters=0.3", "zero"),
         ("mta:lambda_q=2:bandwidth=0.2", "mta:bandwidth=0.2:lambda_q=2.0"),
         ("r-tpt:neighbours=10:steps=2", "r-tpt:steps=2:neighbours=10"),
-        ("r-tpt+vote:voters=0.5", "r-tpt+vote:voters=0.5"),
         ("ttl:margin=0.2:rank=4", "ttl:rank=4:margin=0.2"),
         ("use:readout=vote:voters=0.5", "use:readout=vote:voters=0.5"),
         ("r-tpt:readout=se", "r-tpt:readout=se"),
-        ("rlcf:steps=5", "rlcf:steps=5"),
-        ("ttl+se:seed=1", "ttl+se:seed=1"),
     ],
 )
 def test_the_grammar_has_one_name_for_each_recipe(written: str, canonical: str) -> None:
@@ -160,16 +130,14 @@ def test_settings_have_the_types_they_need() -> None:
 @pytest.mark.parametrize(
     ("written", "message"),
     [
+        ("zzz", "unknown method 'zzz'; known: clip, strong, average"),
         ("ues", r"unknown method 'ues'; did you mean 'use'\?"),
         ("tpt+se2", r"unknown readout 'se2'; did you mean 'se'\?"),
         ("use:gama=1", r"no setting 'gama'; did you mean 'gamma'\?"),
         ("use:gamma=wide", "'wide' is no value for the setting gamma"),
         ("use:gamma", "a setting is written name=value, not 'gamma'"),
         ("use:skip=maybe", "'maybe' is no value for the setting skip"),
-        ("use:steps=0", "steps must be at least 1"),
-        ("use:beta=half", "beta must be 'adaptive', 'uniform' or a number"),
         ("use:name=other", "no setting 'name'"),
-        ("c-tpt:active=10", "dispersion moves all classes"),
         ("zero+se", "'zero' tunes nothing, so it is nothing but its readout; 'clip\\+se' is that one alone"),
         ("se+weak", "'se' tunes nothing"),
         ("zero:voters=0", "voters must be above 0 and at most 1"),
@@ -186,7 +154,6 @@ def test_settings_have_the_types_they_need() -> None:
         ("r-tpt:temperature=0", "temperature must be above 0, not 0.0"),
         ("mta:lambda_q=nan", "lambda_q must be at least 0, not nan"),
         ("ttl:seed=-1", "seed must be at least 0, not -1"),
-        ("tpt:tune=weights", "unknown tuner 'weights'; known: nothing, prompt, shift, spectrum, lora"),
     ],
 )
 def test_an_error_names_what_is_wrong_with_a_method(written: str, message: str) -> None:

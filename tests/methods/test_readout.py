@@ -99,14 +99,3 @@ def test_selected_views_are_those_most_confident_before_tuning() -> None:
         selected = before.entropies[i].argsort()[:3].tolist()
         assert weights[i].nonzero()[:, 0].tolist() == sorted(selected)
         torch.testing.assert_close(answer[i], then[i, selected].softmax(dim=-1).mean(dim=0))
-
-
-@pytest.mark.parametrize("name", READOUTS)
-def test_every_readout_gives_probabilities_and_weights_that_sum_to_one(name: str) -> None:
-    generator = torch.Generator().manual_seed(1)
-    features = torch.nn.functional.normalize(torch.randn(3, 9, 8, generator=generator), dim=-1)
-    recipe = Recipe("mine", readout=name)
-    seen = view_stats(recipe, 5 * torch.randn(3, 9, 4, generator=generator))
-    for total in READOUTS[name](recipe, seen, seen, features):
-        assert (total >= 0).all()
-        torch.testing.assert_close(total.sum(dim=1), torch.ones(3))

@@ -117,24 +117,13 @@ def test_where_the_chosen_views_agree_every_readout_agrees(shape: tuple[int, int
             assert {r.probs[i].argmax().item() for r in results.values()} == votes
 
 
-def test_a_batch_is_its_images_one_by_one() -> None:
-    features, text = episode(64, 100, seed=5, images=7)
-    together = run(methods.get("se"), features, text, 100.0)
-    for i in range(7):
-        alone = run(methods.get("se"), features[i : i + 1], text, 100.0)
-        torch.testing.assert_close(together.probs[i], alone.probs[0], atol=1e-6, rtol=1e-4)
-        assert together.chosen[i].tolist() == alone.chosen[0].tolist()
-
-
-def test_a_set_of_seven_with_the_paper_s_numbers() -> None:
-    features, text = episode(64, 10, seed=1)
-    assert run(methods.get("se"), features, text, 100.0).chosen.shape == (2, 6)
-
-
 def test_bad_input_is_named() -> None:
     features, text = episode(4, 3, seed=0)
-    with pytest.raises(ValueError, match="NaN or infinity"):
-        run(methods.get("se"), features * float("nan"), text, 100.0)
+    for bad in (math.nan, math.inf):
+        spoilt = features.clone()
+        spoilt[1, 3, 3] = bad
+        with pytest.raises(ValueError, match="NaN or infinity"):
+            run(methods.get("se"), spoilt, text, 100.0)
     with pytest.raises(ValueError, match="needs at least 2, not 1"):
         run(methods.get("se"), features[:, :1], text, 100.0)
     with pytest.raises(ValueError, match="at least one view and one class"):
@@ -151,9 +140,6 @@ def test_bad_input_is_named() -> None:
         ({"gamma": -0.1}, "gamma must be"),
         ({"rho": 0.0}, "rho must be"),
         ({"rescaling": "cubic"}, "unknown rescaling 'cubic'; known: linear, root, square"),
-        ({"beta": math.nan}, "beta must be"),
-        ({"gamma": math.nan}, "gamma must be"),
-        ({"rho": 1.1}, "rho must be"),
         ({"steps": 0}, "steps must be at least 1"),
         ({"lr": -0.1}, "lr must not be negative"),
         ({"lr": math.nan}, "lr must not be negative, and is nan"),
@@ -216,20 +202,13 @@ def test_no_images_give_no_answers(name: str, zoo: ClassPrompts) -> None:
 
 
 @pytest.mark.parametrize("name", PROMPT_TUNED)
-def test_tuning_needs_prompts_and_two_views_and_numbers(name: str, zoo: ClassPrompts) -> None:
+def test_tuning_needs_prompts_and_two_views(name: str, zoo: ClassPrompts) -> None:
     features, _ = episode(8, 1, seed=0, dim=24)
     recipe = methods.get(name)
     with pytest.raises(ValueError, match=f"'{name}' tunes the prompt, so it needs ClassPrompts, not their features"):
         run(recipe, features, zoo.features(), 20.0)
     with pytest.raises(ValueError, match=f"'{name}' compares views, so it needs at least 2, not 1"):
         run(recipe, features[:, :1], zoo, 20.0)
-    for bad in (math.nan, math.inf):
-        spoilt = features.clone()
-        spoilt[1, 5, 3] = bad
-        with pytest.raises(ValueError, match="NaN or infinity"):
-            run(recipe, spoilt, zoo, 20.0)
-    with pytest.raises(ValueError, match=r"of one dim, not \(2, 8, 16\) and \(4, 24\)"):
-        run(recipe, features[:, :, :16], zoo, 20.0)
     torch.testing.assert_close(run(recipe, features[:, :2], zoo, 20.0).probs.sum(dim=1), torch.ones(2))
 
 
@@ -283,13 +262,3 @@ def test_features_that_want_a_gradient_get_none(zoo: ClassPrompts) -> None:
     assert not result.probs.requires_grad
     assert features.grad is None
     assert torch.equal(result.probs, run(methods.get("use:skip=false"), features.detach(), zoo, 20.0).probs)
-
-
-def test_one_image_leaves_nothing_for_the_next(zoo: ClassPrompts) -> None:
-    features, _ = episode(24, 1, seed=4, images=2, dim=24)
-    context, text = zoo.context.clone(), zoo.features().clone()
-    first = run(methods.get("tpt:steps=3"), features[:1], zoo, 20.0).probs
-    run(methods.get("tpt:steps=3"), features[1:], zoo, 20.0)
-    assert torch.equal(run(methods.get("tpt:steps=3"), features[:1], zoo, 20.0).probs, first)
-    assert torch.equal(zoo.context, context)
-    assert torch.equal(zoo.features(), text)

@@ -1,26 +1,21 @@
 """ZERO against its definition, written one vote at a time, and every way a tie can end."""
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 from torch.nn.functional import normalize
 
+from methods import test_mta
 from usetta import methods
 from usetta.methods.recipe import run
 from usetta.methods.zero import votes_of_views
 
-
-def episode(views: int, classes: int, seed: int, images: int = 3) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    centre = torch.randn(images, 1, 12, generator=generator, dtype=torch.float64)
-    features = centre + 1.5 * torch.randn(images, views, 12, generator=generator, dtype=torch.float64)
-    text = torch.randn(classes, 12, generator=generator, dtype=torch.float64)
-    return normalize(features, dim=-1), normalize(text, dim=-1)
+episode = partial(test_mta.episode, images=3, spread=1.5)
 
 
 def entropy(logits: list[float]) -> float:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from models.tiny import TINY_VIT, disturbed
-from usetta.models.parallel import map_chunks
+from usetta.models.parallel import map_chunks, observe_chunks
 
 CPU = torch.device("cpu")
 
@@ -43,9 +43,12 @@ class Watched:
     [(64, [4] * 10 + [3] * 8), (12, [4, 4, 4]), (13, [3, 2, 2, 2, 2, 2]), (7, [3, 2, 2]), (2, [1, 1])],
 )
 def test_chunks_are_spread_evenly_over_cores(rows: int, sizes: list[int]) -> None:
-    work, numbers = Watched(), torch.arange(float(rows))[:, None]
-    assert torch.equal(map_chunks(work, numbers, CPU), 2 * numbers)
-    assert work.sizes == sizes
+    work, numbers, observed = Watched(), torch.arange(float(rows))[:, None], list[int]()
+    with observe_chunks(observed.append):
+        assert torch.equal(map_chunks(work, numbers, CPU), 2 * numbers)
+    assert work.sizes == sorted(observed, reverse=True) == sizes
+    map_chunks(work, numbers, CPU)
+    assert len(observed) == len(sizes)  # not after the end
     assert {call[1:] for call in work.calls} == {(False, 1)}
 
 

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from usetta.report import explain, figures
 
-VOID = frozenset({"br", "img", "meta"})
+VOID = frozenset({"br", "hr", "img", "meta"})
 DRAWINGS = (*((figures, name) for name in ("gains", "reliability", "skips", "cost")), (explain, "view_grid"))
 """The functions that draw the figures of a report."""
 

@@ -3,8 +3,6 @@
 import re
 from pathlib import Path
 
-from PIL import Image
-
 from conftest import make_image
 from report.pages import Page
 from usetta import Classifier
@@ -37,8 +35,14 @@ def test_without_the_image_the_rest_is_shown(tiny_model: CLIP, tmp_path: Path) -
     assert prediction.label in page.text
 
 
-def test_an_explanation_shows_its_prediction(tiny_model: CLIP) -> None:
-    image: Image.Image = make_image(1)
-    explanation = Classifier(CLASSES, tiny_model, "use", views=12).explain(image)
-    assert explanation._repr_html_() == explanation.prediction._repr_html_()
-    assert repr(explanation) == f"<Explanation of <Image> by use: {explanation.prediction.label}, 12 views>"
+def test_a_comparison_shows_each_explanation_with_its_own_views(tiny_model: CLIP) -> None:
+    comparison = Classifier(CLASSES, tiny_model, views=12).compare(make_image(1), ["clip", "use"])
+    assert repr(comparison[1]) == f"<Explanation of <Image> by use: {comparison[1].prediction.label}, 12 views>"
+    assert len(repr(comparison)) < 200
+    page = Page(comparison._repr_html_())
+    for explanation in comparison:
+        assert f"{explanation.method}: {explanation.prediction.label}" in page.text
+        # The views that an explanation holds are those that a prediction makes again.
+        assert explanation._repr_html_().count("<img") == explanation.prediction._repr_html_().count("<img")
+        assert (sources := [image["src"] for image in Page(explanation._repr_html_()).all("img")])
+        assert sources == [image["src"] for image in Page(explanation.prediction._repr_html_()).all("img")]

@@ -45,36 +45,9 @@ def test_items_name_methods_and_datasets_as_the_library_does(item: Any) -> None:
     assert (item.methods == ()) == (item.seeds == ()) == (item.models == ())
 
 
-TAKES = {
-    "table-1": (12, IMAGENET),
-    "table-2": (12, FINE_GRAINED),
-    "table-3": (11, IMAGENET),
-    "table-4": (11, FINE_GRAINED),
-    "table-5": (12, DATASETS),
-    "table-6": (9, DATASETS),
-    "table-7": (8, DATASETS),
-    "table-8": (3, DATASETS),
-    "table-9": (5, DATASETS),
-    "table-10": (11, FINE_GRAINED),
-    "table-11": (0, DATASETS),
-    "table-12": (2, IMAGENET),
-    "table-13": (2, FINE_GRAINED),
-    "table-15": (11, IMAGENET),
-    "table-16": (10, IMAGENET),
-    "table-17": (11, FINE_GRAINED),
-    "table-18": (10, FINE_GRAINED),
-    "table-19": (12, IMAGENET),
-    "table-20": (12, FINE_GRAINED),
-    "table-21": (9, IMAGENET),
-    "table-22": (9, FINE_GRAINED),
-    "table-23": (8, IMAGENET),
-    "table-24": (8, FINE_GRAINED),
-}
-"""How many methods a table of the paper compares, and on which datasets."""
-
-
 def test_tables_take_the_methods_and_datasets_that_the_paper_shows() -> None:
-    assert {name: (len(ITEMS[name].methods), ITEMS[name].datasets) for name in TABLES} == TAKES
+    takes = {name: (len(ITEMS[name].methods), ITEMS[name].datasets) for name in ("table-1", "table-4", "table-6")}
+    assert takes == {"table-1": (12, IMAGENET), "table-4": (11, FINE_GRAINED), "table-6": (9, DATASETS)}
     assert [name for name in TABLES if ITEMS[name].coop] == ["table-5", "table-19", "table-20"]
     assert [name for name in TABLES if ITEMS[name].ensemble] == ["table-9"]
     assert [name for name in TABLES if ITEMS[name].models == ("RN50",)] == [
@@ -182,18 +155,6 @@ def test_a_table_of_datasets_and_their_mean(tmp_path: Path) -> None:
             "se",
             {"in&o": (47.5, 65.73), "fgvc": (47.5, 65.49), "avg": (47.5, 65.61)},
         ),
-        (
-            "table-16",  # standard deviations
-            {"model": "RN50"},
-            "use",
-            {
-                "imagenet": (2.5, 0.04),
-                "imagenet-a": (2.5, 0.25),
-                "imagenet-v2": (2.5, 0.12),
-                "imagenet-r": (2.5, 0.02),
-                "imagenet-sketch": (2.5, 0.0),
-            },
-        ),
     ],
 )
 def test_a_row_has_our_number_and_the_papers_in_every_column(
@@ -203,14 +164,8 @@ def test_a_row_has_our_number_and_the_papers_in_every_column(
     assert {column: (cell.value, cell.paper) for column, cell in cells(table, method).items()} == {
         column: (pytest.approx(ours), theirs) for column, (ours, theirs) in row.items()
     }
-    assert table.notes in (("mean ± standard deviation over seeds 0, 1",), ("standard deviation over seeds 0, 1",))
+    assert table.notes == ("mean ± standard deviation over seeds 0, 1",)
     assert all(row.paper_notes == () for row in table.rows)  # model and prompt are the paper's
-
-
-def test_doubts_about_the_papers_numbers_are_notes(tmp_path: Path) -> None:
-    table = as_table(ITEMS["table-21"], make_run(tmp_path, full("table-21")))
-    assert cells(table, "uniform")["imagenet"].paper_notes == ("the paper has the same numbers for rce+uniform",)
-    assert cells(table, "se")["imagenet"].paper_notes == ()
 
 
 def test_what_is_absent_is_a_dash_and_named(tmp_path: Path) -> None:

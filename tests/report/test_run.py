@@ -111,6 +111,7 @@ def test_it_has_the_tables_of_the_run(usual: tuple[Page, str]) -> None:
     )
     assert "Accuracy gain over clip, points (tiny-random)" in page.text
     assert re.search(r"Houses se 25\.00 −50\.00 100\.00", page.text)
+    assert "Too few images to draw: Animals (4), Houses (4). With fewer than 100 images" in page.text
     assert "Animals: all metrics" in page.text
     assert "Houses: all metrics" in page.text
 
@@ -145,7 +146,7 @@ def test_links_lead_somewhere_and_ids_are_unique(usual: tuple[Page, str]) -> Non
 def test_every_image_has_words_or_stands_beside_them(usual: tuple[Page, str]) -> None:
     page, _ = usual
     figures = [image for image in page.all("img") if "width" in image]
-    assert len(figures) == 5
+    assert len(figures) == 4
     assert all(image["alt"] for image in figures)
     assert all("alt" in image for image in page.all("img"))
 
@@ -228,23 +229,14 @@ def test_names_of_all_kinds_are_escaped(tmp_path: Path) -> None:
             names=("<script>.png", "'\"><svg>.png", "c&d.png", "é.png"),
         )
         store.add([], failed=[FailedImage("<iframe>", "<video>.png", "<audio> is no image")])
-        store.note("invocation", "1", {"command": "<object>"})
+        store.note("invocation", "1", {"command": "<object> caf\udce9"})  # no text, but no reason to stop
         page = report(store, tmp_path / "report.html")
     tags = {tag for tag, _ in page.elements}
     assert not tags & {"script", "iframe", "svg", "video", "audio", "object"}
     assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
-    for text in (bad, "<iframe>", "'\"><svg>.png", "<video>.png", "<audio> is no image", "<object>", "{{ 7 * 7 }}"):
+    for text in (bad, "<iframe>", "'\"><svg>.png", "<video>.png", "<audio> is no", "<object> caf?", "{{ 7 * 7 }}"):
         assert text in page.text
     assert f"Image: {bad}" in [image["alt"] for image in page.all("img")]
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_a_name_that_is_no_text_does_not_stop_the_report(tmp_path: Path) -> None:
-    with Store(tmp_path / "run") as store:
-        fill(store, tmp_path / "animals")
-        store.note("invocation", "1", {"command": "usetta eval caf\udce9"})
-        page = report(store, tmp_path / "report.html")
-    assert "usetta eval caf?" in page.text
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -259,16 +251,6 @@ def test_an_image_that_is_gone_is_replaced_by_the_reason(tmp_path: Path) -> None
     assert page.text.count("no image: ") == 4  # in what se changed as well
     assert len(messages) == 1
     assert messages[0].startswith(f"2 images cannot be shown, such as {tmp_path / 'animals' / 'c.png'}: ")
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_a_run_without_its_images_still_has_a_report(tmp_path: Path) -> None:
-    with Store(tmp_path / "run") as store:
-        fill(store, tmp_path / "animals")
-        store.note("root", "animals", str(tmp_path / "moved"))
-        page = report(store, tmp_path / "report.html")
-    assert "What do the views see?" not in page.text
-    assert [image for image in page.all("img") if "width" not in image] == []
 
 
 @pytest.mark.usefixtures("undrawn")

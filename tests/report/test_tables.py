@@ -174,18 +174,11 @@ def one_column(*values: float | None, best: str = "high", sections: str = "") ->
     return Table("", (Column("pets", best=best),), tuple(rows))  # type: ignore[arg-type]
 
 
-def test_the_best_number_of_a_column_is_bold() -> None:
+def test_the_best_numbers_of_a_column_and_section_are_bold() -> None:
     assert bold(one_column(1.0, 3.0, 2.0)) == ["3.00"]
     assert bold(one_column(1.0, 3.0, 2.0, best="low")) == ["1.00"]
-    assert bold(one_column(1.0, 3.0, 2.0, best="none")) == []
-    assert bold(one_column(1.0, None, math.nan)) == []
-
-
-def test_numbers_that_look_the_same_are_equally_good() -> None:
-    assert bold(one_column(3.001, 3.0, 2.99)) == ["3.00", "3.00"]
-
-
-def test_every_section_has_its_own_best() -> None:
+    assert bold(one_column(1.0, 3.0, 2.0, best="none")) == bold(one_column(1.0, None, math.nan)) == []
+    assert bold(one_column(3.001, 3.0, 2.99)) == ["3.00", "3.00"], "equal as they are shown"
     assert bold(one_column(1.0, 3.0, 5.0, 4.0, sections="aabb")) == ["3.00", "5.00"]
     assert bold(one_column(1.0, 3.0, 5.0, sections="aab")) == ["3.00"]
 

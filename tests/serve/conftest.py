@@ -61,6 +61,13 @@ class Running:
         asked = {"image": in_base64(content or png()), "classes": CLASSES, "views": 8} | options
         return httpx.post(f"{self.url}/v1/classify", json=asked, timeout=timeout, headers=headers)
 
+    def compare(
+        self, content: bytes = b"", *, timeout: float = 60, headers: dict[str, str] | None = None, **options: Any
+    ) -> httpx.Response:
+        """The answer of several methods about an image, asked in JSON."""
+        asked = {"image": in_base64(content or png()), "classes": CLASSES, "views": 8} | options
+        return httpx.post(f"{self.url}/v1/compare", json=asked, timeout=timeout, headers=headers)
+
     def send(self, fields: dict[str, Any], content: bytes | None = None, name: str = "cat.png") -> httpx.Response:
         """The answer about an image, asked by a form."""
         files = {"image": (name, png() if content is None else content)}
@@ -134,11 +141,6 @@ def running(settings: Settings, model: Any) -> Iterator[Running]:
         server.service.is_shutting_down = True
         thread.join(30)
         assert not thread.is_alive()
-
-
-def without_page(**settings: Any) -> Settings:
-    """Settings of a server that starts faster, because it does not build the web page."""
-    return Settings(page=False, **settings)
 
 
 @pytest.fixture(autouse=True)

@@ -9,19 +9,19 @@ from typing import Any
 import httpx
 import pytest
 
-from serve.conftest import CLASSES, Running, Waiting, eventually, in_base64, png, running, without_page
+from serve.conftest import CLASSES, Running, Waiting, eventually, in_base64, png, running
 from usetta import Classifier, methods
 from usetta.coop import save_context
 from usetta.methods.recipe import READOUTS
 from usetta.models.clip import CLIP, random_model
 from usetta.prompts import ClassPrompts
-from usetta.serve.settings import Limits
+from usetta.serve.settings import Limits, Settings
 
 NEAR = {"rel": 0, "abs": 1e-4}
 
 
 def expected(model: CLIP, content: bytes, classes: list[str], method: str = "se", **settings: Any) -> dict[str, Any]:
-    return Classifier(classes, model, method, **settings)(content).as_dict(top=None)
+    return Classifier(classes, model, method, **settings)(content).to_dict(top=None)
 
 
 def assert_same(answer: dict[str, Any], right: dict[str, Any], top: int | None = None) -> None:
@@ -91,7 +91,7 @@ def test_views_are_adaptive_unless_a_number_is_sent(server: Running, tiny_model:
         for seed in (0, 3, 4):
             asked = {"image": in_base64(png(seed)), "classes": classes, "method": method}
             answer = httpx.post(f"{server.url}/v1/classify", json=asked, timeout=60).json()
-            right = classifier(png(seed)).as_dict(top=None)
+            right = classifier(png(seed)).to_dict(top=None)
             assert_same(answer, right)
             assert answer["probability"] == right["probability"]  # not merely near
             counts.append(answer["why"]["views"])
@@ -102,7 +102,7 @@ def test_views_are_adaptive_unless_a_number_is_sent(server: Running, tiny_model:
 
 
 def test_adaptive_views_stop_at_the_limit_of_the_server(tiny_model: CLIP) -> None:
-    with running(without_page(limits=Limits(views=20)), tiny_model) as server:
+    with running(Settings(limits=Limits(views=20)), tiny_model) as server:
         assert server.ask(png(3), views="adaptive").json()["why"]["views"] == 20
         assert server.ask(views=21).status_code == 422
 
@@ -111,7 +111,7 @@ def test_a_large_image_is_decoded_again_for_each_stage_and_answered_alike(
     tiny_model: CLIP, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("usetta.serve.service._KEPT_PIXELS", 100)
-    with running(without_page(), tiny_model) as server:
+    with running(Settings(), tiny_model) as server:
         answer = server.ask(png(3), views="adaptive").json()
     assert answer["why"]["views"] == 64
     assert_same(answer, expected(tiny_model, png(3), CLASSES))
@@ -122,7 +122,7 @@ def test_rewards_come_from_the_reward_model(tiny_model: CLIP, tmp_path: Path, mo
     monkeypatch.setattr("usetta.serve.service.load_model", lambda name, **_settings: other)
     rewarded = expected(tiny_model, png(2), CLASSES, "rlcf", views=8, reward_model=other)
     assert rewarded["probability"] != expected(tiny_model, png(2), CLASSES, "rlcf", views=8)["probability"]
-    with running(without_page(reward_model="other", cache=tmp_path), tiny_model) as server:
+    with running(Settings(reward_model="other", cache=tmp_path), tiny_model) as server:
         for _ in range(2):  # the second from the cache
             answer = server.ask(png(2), method="rlcf").json()
             assert_same(answer, rewarded)
@@ -131,7 +131,7 @@ def test_rewards_come_from_the_reward_model(tiny_model: CLIP, tmp_path: Path, mo
 
 def test_with_a_cache_an_image_is_encoded_once(waiting: Waiting, tmp_path: Path) -> None:
     waiting.may.set()
-    with running(without_page(cache=tmp_path), waiting) as server:
+    with running(Settings(cache=tmp_path), waiting) as server:
         answers = [server.ask(png(1), method=method).json() for method in ("se", "se", "use", "clip")]
     assert waiting.calls == [1, 7]
     assert answers[0] == answers[1]
@@ -200,7 +200,7 @@ def test_many_clients_with_their_own_classes_and_methods_get_their_own_answers(
 
 def test_images_that_wait_are_taken_together_and_encoded_by_themselves(waiting: Waiting, tiny_model: CLIP) -> None:
     """On a CPU, that is: then answers are those of `Classifier` to the last bit."""
-    with running(without_page(batch_views=12), waiting) as server, ThreadPoolExecutor(6) as clients:
+    with running(Settings(batch_views=12), waiting) as server, ThreadPoolExecutor(6) as clients:
         first = clients.submit(server.ask, png(0), views=4)
         eventually(lambda: waiting.calls == [1])
         others = [clients.submit(server.ask, png(i), views=4, classes=CLASSES[: 1 + i]) for i in (1, 2)]
@@ -222,7 +222,7 @@ def test_a_learned_context_is_used_unless_templates_are_sent(tiny_model: CLIP, t
     words = ClassPrompts(tiny_model.text, ["cat"]).context
     other = words.flip(0, 1)
     save_context(tmp_path / "context.safetensors", other, {"template": "a photo of a {}."})
-    with running(without_page(context=tmp_path / "context.safetensors"), tiny_model) as server:
+    with running(Settings(context=tmp_path / "context.safetensors"), tiny_model) as server:
         learned = expected(tiny_model, png(), CLASSES, views=8, context=tmp_path / "context.safetensors")
         in_words = expected(tiny_model, png(), CLASSES, views=8)
         assert learned["probability"] != pytest.approx(in_words["probability"], abs=1e-3)
@@ -234,9 +234,10 @@ def test_other_models_are_those_that_the_server_was_given(
     server: Running, tiny_model: CLIP, tiny_checkpoint: Path
 ) -> None:
     assert httpx.get(f"{server.url}/v1/models").json() == {
-        "models": [{"name": "tiny-random", "default": True, "image_size": 32}]
+        "models": [{"name": "tiny-random", "default": True, "image_size": 32}],
+        "limits": vars(Limits()),
     }
-    with running(without_page(extra_models=(str(tiny_checkpoint),)), tiny_model) as other:
+    with running(Settings(extra_models=(str(tiny_checkpoint),)), tiny_model) as other:
         rows = httpx.get(f"{other.url}/v1/models").json()["models"]
         assert [(row["name"], row["default"]) for row in rows] == [("tiny-random", True), ("open_clip_model", False)]
         answer = other.ask(model="open_clip_model")
@@ -254,7 +255,7 @@ def test_other_models_are_never_downloaded(tiny_model: CLIP, monkeypatch: pytest
         return other
 
     monkeypatch.setattr("usetta.serve.service.load_model", load)
-    with running(without_page(extra_models=("one", "two")), tiny_model) as server:
+    with running(Settings(extra_models=("one", "two")), tiny_model) as server:
         assert list(server.service.models) == ["tiny-random", "one", "two"]
     assert asked == [("one", True), ("two", True)]
 
@@ -282,7 +283,7 @@ def test_a_page_can_be_mounted_at_the_root(tiny_model: CLIP) -> None:
 
     from usetta.serve.app import create_app
 
-    app = create_app(without_page(keys=("secret",)), tiny_model)
+    app = create_app(Settings(keys=("secret",), page=False), tiny_model)
     app.mount("/", PlainTextResponse("a page"))
     with TestClient(app) as client:
         eventually(lambda: app.state.service.is_ready)

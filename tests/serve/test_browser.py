@@ -1,24 +1,25 @@
-"""The page in a real browser: Debian's Chromium, driven by Playwright, against a server in a process of its own.
+"""The pages in a real browser: Debian's Chromium, driven by Playwright, against a server in a thread of this process.
 
-Any request to another host and anything the browser complains about fails the test that was running. `make browser`
-installs Chromium where it can.
+Any request to another host, anything that the content security policy forbids and anything else that the browser
+complains about fails the test that was running. `make browser` installs Chromium where it can.
 """
 
-import base64
 import io
 import json
+import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from PIL import Image
 
 from conftest import make_image
-from serve.conftest import CLASSES, in_base64, saved
-from serve.test_process import started
+from serve.conftest import CLASSES, Running, Waiting, eventually, in_base64, running, saved
+from usetta.models.clip import CLIP
+from usetta.serve.settings import Settings
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = [
@@ -29,9 +30,11 @@ FLAGS = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    "--use-fake-device-for-media-stream",
+    "--use-fake-ui-for-media-stream",
 ]
-IMAGE = saved(make_image(0, (120, 80)), "PNG")
-KEY = "a key with spaces"
+IMAGE = saved(make_image(3, (120, 80)), "PNG")
+"""One that USE is tuned on."""
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium (`make browser` installs it)"),
@@ -49,39 +52,30 @@ def browser() -> Iterator[Any]:
         chromium.close()
 
 
-@pytest.fixture(scope="module")
-def url(tiny_checkpoint: Path) -> Iterator[str]:
-    with started(tiny_checkpoint) as (_, address):
-        yield address
-
-
 @pytest.fixture
-def visit(browser: Any, url: str) -> Iterator[Callable[..., Any]]:
-    """Opens the page of a server; at the end of the test nothing may have gone wrong in the browser."""
+def visit(browser: Any, server: Running) -> Iterator[Callable[..., Any]]:
+    """Opens a page of a server; at the end of the test nothing may have gone wrong in the browser."""
     wrong: list[str] = []
     contexts = []
 
-    def complain(kind: str, text: str) -> None:
-        wrong.append(f"{kind}: {text}")
+    def visit(path: str = "/", width: int = 1280, url: str = server.url, expected: str = "$^", **options: Any) -> Any:
+        context = browser.new_context(viewport={"width": width, "height": 900}, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(60_000)  # a busy machine is no failure
 
-    def watch(page: Any, address: str) -> None:
+        def complain(kind: str, text: str) -> None:
+            if not re.search(expected, text):
+                wrong.append(f"{kind}: {text}")
+
         def requested(request: Any) -> None:
-            if not request.url.startswith((f"{address}/", "data:", "blob:")):
+            if not request.url.startswith((f"{url}/", "data:", f"blob:{url}/")):
                 complain("request", request.url)
 
         page.on("request", requested)
         page.on("pageerror", lambda error: complain("error", str(error)))
-        page.on("console", lambda said: said.type == "error" and complain("console", said.text))
-
-    def visit(width: int = 1280, address: str = url, **options: Any) -> Any:
-        context = browser.new_context(viewport={"width": width, "height": 900}, **options)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(120_000)  # a busy machine is no failure
-        watch(page, address)
-        page.goto(address)
-        page.wait_for_selector("#classify")
-        page.wait_for_load_state("networkidle")
+        page.on("console", lambda said: said.type in ("error", "warning") and complain("console", said.text))
+        page.goto(url + path)
         return page
 
     yield visit
@@ -95,10 +89,10 @@ def upload(page: Any, content: bytes = IMAGE, name: str = "image.png") -> None:
 
 
 def classify(page: Any, classes: list[str] | None = None) -> Any:
-    """The answer after a click, or what is wrong."""
-    page.fill("#classes textarea", "\n".join(CLASSES if classes is None else classes))
+    """The answer after a click."""
+    page.fill("#classes", "\n".join(CLASSES if classes is None else classes))
     page.click("#classify")
-    page.wait_for_selector("#answer .answer, #answer .problem")
+    page.wait_for_selector("#answer:not(.stale) .card")
     return page.locator("#answer")
 
 
@@ -107,56 +101,109 @@ def overflow(page: Any) -> int:
     return pixels
 
 
-def test_an_image_is_classified_and_the_answer_explained(visit: Callable[..., Any], url: str, tmp_path: Path) -> None:
+def dropped(page: Any, name: str, padding: int = 0) -> Any:
+    """What a browser makes of a file that is dropped or pasted; `padding` bytes make it longer."""
+    return page.evaluate_handle(
+        """([content, name, padding]) => {
+            const bytes = Uint8Array.from(atob(content), (c) => c.charCodeAt(0)), data = new DataTransfer();
+            data.items.add(new File([bytes, new Uint8Array(padding)], name, { type: "image/png" }));
+            return data;
+        }""",
+        [in_base64(IMAGE), name, padding],
+    )
+
+
+def test_an_image_is_classified_and_the_answer_explained(visit: Callable[..., Any], server: Running) -> None:
     page = visit()
     upload(page)
-    page.wait_for_selector("#image img")
+    page.wait_for_selector("#preview")
     page.get_by_label("SE", exact=True).uncheck()
-    assert page.get_by_label("USE", exact=True).is_checked()
     answer = classify(page)
-    asked = {"image": in_base64(IMAGE), "classes": CLASSES, "method": "use"}
-    expected = httpx.post(f"{url}/v1/classify", json=asked, timeout=60).json()
+    expected = server.ask(IMAGE, method="use", views="adaptive").json()
+    why = expected["why"]
     assert answer.locator(".card h3").all_inner_texts() == ["Zero-shot", "USE"]
     assert answer.locator(".card .label bdi").last.inner_text() == expected["label"]
-    assert answer.locator(".card .reason").last.inner_text() == expected["why"]["reason"]
+    assert answer.locator(".card .reason").last.inner_text() == why["reason"]
     bars = answer.locator(".bar")
     assert bars.count() == 2 * len(CLASSES)
     widths = [bars.nth(i).locator("i").bounding_box()["width"] for i in range(bars.count())]
     track = bars.first.locator(".track").bounding_box()["width"]
     assert max(widths[1::2]) / track == pytest.approx(expected["probability"], abs=0.01)
-    assert answer.locator(".views li").count() == expected["why"]["views"]
+    assert answer.locator(".views li").count() == why["views"]
     assert answer.locator(".views li.weak").count() == 1
+    entropies = [float(text.removeprefix("entropy ")) for text in answer.locator(".entropy").all_inner_texts()]
+    assert entropies[0] == pytest.approx(why["entropies"][0], abs=0.006)
+    assert entropies[1:] == sorted(entropies[1:])
     marked = answer.locator(".views li.marked")
-    assert marked.count() == len(expected["why"]["chosen_views"])
-    assert marked.locator(".badge").all_inner_texts() == ["✓ USE"] * marked.count()
-    assert marked.locator(".own").all_inner_texts() == expected["why"]["chosen_labels"]
-    assert f"β = {expected['why']['beta']:.2f}" in answer.inner_text()
-    page.screenshot(path=tmp_path / "page.png", full_page=True)
-    assert Image.open(tmp_path / "page.png").width == 1280
+    assert marked.locator(".badge").all_inner_texts() == ["✓ USE"] * len(why["chosen_views"])
+    assert sorted(marked.locator(".own").all_inner_texts()) == sorted(why["chosen_labels"])
+    assert f"β = {why['beta']:.2f}" in answer.inner_text()
+    mark, line = answer.locator(".line i").bounding_box(), answer.locator(".line").bounding_box()
+    place = (mark["x"] + mark["width"] / 2 - line["x"]) / line["width"]
+    assert place == pytest.approx((why["beta"] - 0.3) / 0.4, abs=0.01)
+    rows = answer.locator(".changes tbody tr").all_inner_texts()
+    best = next(row for row in rows if row.startswith(expected["label"]))
+    assert f"{100 * why['before']['probability']:.0f} %" in best
 
 
-def test_another_image_can_follow_dropped_on_the_field(visit: Callable[..., Any]) -> None:
+def test_progress_is_shown_and_an_answer_that_no_longer_holds_is_dimmed(
+    visit: Callable[..., Any], waiting: Waiting
+) -> None:
+    with running(Settings(), waiting) as server:
+        page = visit(url=server.url)
+        upload(page)
+        page.fill("#classes", "\n".join(CLASSES))
+        page.get_by_label("16", exact=True).check()
+        page.click("#classify")
+        page.get_by_text("Encoding views: 0 of 16").wait_for()
+        page.click("#cancel")
+        page.wait_for_selector("#progress", state="hidden")
+        page.click("#classify")
+        waiting.may.set()
+        page.wait_for_selector("#answer:not(.stale) .card")
+        assert page.locator("#bar").evaluate("(bar) => bar.value") == 1
+        assert page.locator("#progress").is_hidden()
+        for change, back in (
+            (lambda: page.fill("#classes", "a\nb"), lambda: page.fill("#classes", "\n".join(CLASSES))),
+            (lambda: page.get_by_label("8", exact=True).check(), lambda: page.get_by_label("16", exact=True).check()),
+            (lambda: upload(page, name="other.png"), None),
+        ):
+            change()
+            page.wait_for_selector("#answer.stale")
+            assert page.locator("#stale").is_visible()
+            if back:
+                back()
+                page.wait_for_selector("#answer:not(.stale)")
+                assert page.locator("#stale").is_hidden()
+
+
+def test_an_image_can_be_dropped_pasted_or_taken_by_the_camera_and_numbers_saved(visit: Callable[..., Any]) -> None:
     page = visit()
-    upload(page)
-    assert "image.png" in page.locator("#image img").get_attribute("src")
-    dropped = page.evaluate_handle(
-        """(content) => {
-            const bytes = Uint8Array.from(atob(content), (c) => c.charCodeAt(0)), data = new DataTransfer();
-            data.items.add(new File([bytes], "an other one's.png", { type: "image/png" }));
-            return data;
-        }""",
-        in_base64(IMAGE),
-    )
-    page.dispatch_event("#image label", "drop", {"dataTransfer": dropped})
-    page.wait_for_function("document.querySelector('#image img')?.src.includes('other')")
+    page.dispatch_event("#image label", "drop", {"dataTransfer": dropped(page, "an other one's.png")})
     answer = classify(page)
     with page.expect_download() as download:
-        answer.get_by_text("Numbers (JSON)").click()
-    assert json.loads(Path(download.value.path()).read_text(encoding="utf-8"))["source"] == "an other one's.png"
+        answer.locator("#save-json").click()
+    assert download.value.suggested_filename == "usetta.json"
+    numbers = json.loads(Path(download.value.path()).read_text(encoding="utf-8"))
+    assert [row["method"] for row in numbers["answers"]] == ["clip", "se", "use"]
+    assert (numbers["answers"][0]["source"], numbers["settings"]["classes"]) == ("an other one's.png", CLASSES)
+    assert numbers["views"][0].keys() == {"label", "entropy"}
+    page.evaluate(
+        "(data) => document.dispatchEvent(new ClipboardEvent('paste', { clipboardData: data }))", dropped(page, "x.png")
+    )
+    page.wait_for_selector("#answer.stale")
+    classify(page)
+    page.click("#camera")
+    eventually(lambda: page.evaluate("document.querySelector('video').videoWidth > 0"))
+    page.click("#shoot")
+    page.wait_for_selector("#answer.stale")
+    assert classify(page).locator(".card").count() == 3
+    assert page.evaluate("document.querySelector('video').srcObject") is None
 
 
 def test_everything_can_be_done_with_the_keyboard(visit: Callable[..., Any]) -> None:
     page = visit()
+    page.wait_for_selector("#other-methods label", state="attached")
 
     def tab_to(where: str) -> None:
         for _ in range(40):
@@ -168,85 +215,137 @@ def test_everything_can_be_done_with_the_keyboard(visit: Callable[..., Any]) -> 
     tab_to("#image-file")
     tab_to("#example-rocket")
     page.keyboard.press("Enter")
-    page.wait_for_selector("#image img")
-    tab_to("#classes textarea")
-    assert page.input_value("#classes textarea").startswith("rocket\n")
+    page.wait_for_selector("#preview")
+    tab_to("#classes")
+    assert page.input_value("#classes").startswith("rocket\n")
+    tab_to("#more-methods summary")
+    page.keyboard.press("Enter")
+    tab_to("#other-methods input[value='tpt']")
+    page.keyboard.press("Space")
     tab_to("#classify")
     page.keyboard.press("Enter")
-    page.wait_for_selector("#answer .answer")
-    tab_to("#answer a[download='usetta.json']")
-    tab_to("#answer a[download='usetta.jpg']")
+    page.wait_for_selector("#answer .card")
+    assert page.locator("#answer .card h3").all_inner_texts() == ["Zero-shot", "SE", "USE", "TPT"]
+    tab_to("#save-json")
+    tab_to("#save-png")
+    with page.expect_download() as download:
+        page.keyboard.press("Enter")
+    assert download.value.suggested_filename == "usetta.png"
+    figure = Image.open(io.BytesIO(Path(download.value.path()).read_bytes()))
+    assert (figure.format, figure.width) == ("PNG", 2400)
+    assert (0, 0x72, 0xB2) in {colour[:3] for _, colour in figure.getcolors(2**24)}  # the bars of SE
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_the_width_of_a_phone(visit: Callable[..., Any], scheme: str) -> None:
     page = visit(width=390, color_scheme=scheme, has_touch=True)
-    assert overflow(page) <= 0
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert background == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(11, 15, 25)")
     upload(page)
     answer = classify(page, ["tabby cat", "x" * 150, "a rather long name of a class, with several words in it"])
-    assert answer.locator(".card").count() == 3
     assert overflow(page) <= 0
-    for place in (".card", ".bar .much", ".scale", ".views li", ".files a"):
+    for place in (".card", ".bar .much", ".scale", ".views li", ".files button"):
         box = answer.locator(place).last.bounding_box()
         assert box["x"] >= 0
         assert box["x"] + box["width"] <= 390
 
 
-def test_the_answer_can_be_kept_as_json_and_as_an_image(visit: Callable[..., Any]) -> None:
-    page = visit(accept_downloads=True)
-    upload(page, name="my cat.png")
-    answer = classify(page)
-    with page.expect_download() as numbers:
-        answer.locator("a[download='usetta.json']").click()
-    saved_numbers = json.loads(Path(numbers.value.path()).read_text(encoding="utf-8"))
-    assert (numbers.value.suggested_filename, saved_numbers["source"]) == ("usetta.json", "my cat.png")
-    assert [row["method"] for row in saved_numbers["answers"]] == ["clip", "se", "use"]
-    with page.expect_download() as image:
-        answer.locator("a[download='usetta.jpg']").click()
-    assert Image.open(io.BytesIO(Path(image.value.path()).read_bytes())).width == 1540
-
-
 def test_what_is_wrong_is_reported_and_can_be_corrected(visit: Callable[..., Any]) -> None:
     page = visit()
-    assert "There is no image yet" in classify(page).inner_text()
+    problem = page.locator("#problem")
+
+    def refused(message: str, classes: list[str] = CLASSES) -> None:
+        page.fill("#classes", "\n".join(classes))
+        page.click("#classify")
+        page.get_by_text(message).wait_for()
+
+    refused("There is no image yet")
     upload(page, b"no image at all", "notes.png")
-    page.wait_for_timeout(500)  # the browser cannot show it, so that there is nothing to wait for
-    assert "not an image in a format that is read here" in classify(page).inner_text()
+    page.get_by_text("notes.png, which the browser cannot show").wait_for()
+    refused("not an image in a format that is read here")
+    page.dispatch_event("#image label", "drop", {"dataTransfer": dropped(page, "large.png", 16 * 2**20)})
+    page.get_by_text("This file has 16.0 MB; this server takes up to 15.9 MB.").wait_for()
     upload(page)
-    page.wait_for_selector("#image img")
-    assert "at least two classes" in classify(page, ["tabby cat"]).inner_text()
-    assert classify(page).locator(".card").count() == 3
-
-
-def test_a_file_that_is_too_large_is_not_sent(visit: Callable[..., Any]) -> None:
-    page = visit()
-    upload(page, IMAGE + bytes(13 * 2**20))
-    page.wait_for_function("document.querySelector('#image .problem').textContent")
-    assert "13.0 MB; this server takes up to 11.7 MB" in page.locator("#image .problem").inner_text()
+    assert page.locator("#image-problem").is_hidden()
+    refused("at least two classes", ["tabby cat"])
+    page.locator("#more-settings summary").click()
+    page.fill("#template", "a photo")
+    refused("holds '{}' once")
+    page.fill("#template", "a drawing of a {}.")
+    classify(page)
+    assert problem.is_hidden()
 
 
 def test_what_is_typed_is_never_run(visit: Callable[..., Any]) -> None:
-    page = visit()
     nasty = ["<img src=x onerror='document.title=1'>", "${document.title=2}{{value}}", "</script>`", "שלום"]
-    upload(page)
+    page = visit()
+    upload(page, name="<img src=x onerror='document.title=3'>.png")
     answer = classify(page, nasty)
     assert sorted(answer.locator(".bars dt").all_inner_texts()) == sorted(nasty)
+    page.reload()
+    assert page.input_value("#classes").split("\n") == nasty
     assert page.title() == "usetta"
 
 
-def test_with_keys_the_browser_asks_for_one(visit: Callable[..., Any], tiny_checkpoint: Path) -> None:
-    with started(tiny_checkpoint, "--api-key", KEY) as (_, address):
-        page = visit(address=address, http_credentials={"username": "anybody", "password": KEY})
+def test_settings_are_in_the_address_and_the_image_is_not(visit: Callable[..., Any]) -> None:
+    page = visit("/#classes=red+fox%0Acat&methods=se,tpt,nothing&views=16&template=art+of+a+%7B%7D.")
+    page.wait_for_selector("#other-methods input[value='tpt']:checked")
+    upload(page)
+    page.click("#classify")
+    page.wait_for_selector("#answer .card")
+    answer = page.locator("#answer")
+    assert answer.locator(".card h3").all_inner_texts() == ["SE", "TPT"]
+    assert answer.locator(".views li").count() == 16
+    assert sorted(answer.locator(".bars dt").all_inner_texts()) == ["cat", "red fox"]
+    assert page.input_value("#template") == "art of a {}."
+    page.get_by_label("adaptive", exact=True).check()
+    page.fill("#classes", "cat, dog , cat")
+    address = page.evaluate("location.href")
+    assert address.endswith("/#classes=cat%0Adog&methods=se%2Ctpt&template=art+of+a+%7B%7D.")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.click("#copy-link")
+    page.get_by_text("Copied.").wait_for()
+    assert page.evaluate("navigator.clipboard.readText()") == address
+    page.evaluate("location.hash = '#classes=one%0Atwo'")
+    eventually(lambda: page.input_value("#classes") == "one\ntwo")
+    assert page.locator("#methods input:checked").count() == 3
+
+
+def test_a_key_is_asked_for_and_kept_in_memory_alone(visit: Callable[..., Any], tiny_model: CLIP) -> None:
+    key = "Schlüssel für später"
+    with running(Settings(keys=(key,)), tiny_model) as server:
+        page = visit("/#methods=clip,tpt", url=server.url, expected="401")
+        page.get_by_text("Send a key").wait_for()
+        page.fill("#key", "wrong")
         page.click("#example-cat")
-        page.wait_for_selector("#image img")
-        assert classify(page).locator(".card").count() == 3
+        page.wait_for_selector("#preview")
+        page.click("#classify")
+        page.get_by_text("Send a key").wait_for()
+        page.fill("#key", key)
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#other-methods input[value='tpt']:checked")  # the link is not forgotten meanwhile
+        page.wait_for_selector("#answer .card")
+        assert page.locator("#problem").is_hidden()
+        assert page.evaluate("JSON.stringify([localStorage, sessionStorage, document.cookie])") == '[{},{},""]'
+        assert "Schl" not in page.evaluate("location.href")
+        docs = visit("/docs", url=server.url, expected="401")
+        docs.fill("#key", key)
+        docs.keyboard.press("Enter")
+        docs.wait_for_selector(".operation")
+        assert "-H 'Authorization: Bearer KEY'" in docs.locator("#v1-compare pre").first.inner_text()
+        assert "Bearer" not in docs.locator("#healthz pre").inner_text()
 
 
-def test_the_examples_are_shown(visit: Callable[..., Any]) -> None:
-    page = visit()
-    page.click("#example-cat")
-    page.wait_for_selector("#image img")
-    source = page.locator("#image img").get_attribute("src")
-    head, _, content = source.partition(";base64,")
-    assert head == "data:image/jpeg;name=cat.jpg"
-    assert Image.open(io.BytesIO(base64.b64decode(content))).format == "JPEG"
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_api_is_described(visit: Callable[..., Any], width: int) -> None:
+    page = visit("/docs", width=width)
+    page.wait_for_selector(".operation")
+    assert overflow(page) <= 0
+    assert "undefined" not in page.inner_text("body")
+    described = page.locator(".operation h2 code").all_inner_texts()
+    assert described == page.evaluate("fetch('openapi.json').then((r) => r.json()).then((d) => Object.keys(d.paths))")
+    fields = page.locator("#v1-compare table").first.inner_text()
+    for part in ("methods", "up to 16 strings", "show_views", "up to 1000 strings", "from 1 to 128"):
+        assert part in fields
+    examples = page.locator("#v1-compare pre").first.inner_text().splitlines()
+    assert ["-F" in shlex.split(line) for line in examples] == [True, True]

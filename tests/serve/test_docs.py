@@ -1,5 +1,6 @@
 """What the page on serving says is what the server does."""
 
+import json
 import re
 import shlex
 import shutil
@@ -16,7 +17,7 @@ from conftest import make_image
 from serve.conftest import CLASSES, Running, running
 from usetta.cli import app
 from usetta.models.clip import CLIP
-from usetta.serve.schemas import ClassifyOptions
+from usetta.serve.schemas import ClassifyOptions, CompareOptions
 from usetta.serve.settings import Settings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
@@ -53,20 +54,22 @@ def test_the_table_of_limits_is_that_of_the_command() -> None:
     assert usetta.cli.serve.Settings().limits.upload == int(documented["--max-upload"])
 
 
-def test_the_table_of_fields_is_that_of_the_request() -> None:
+def test_the_tables_of_fields_are_those_of_the_requests() -> None:
     documented = dict(
         re.findall(r"^\| `(\w+)` \| (.*?) \|", section("Requests").partition("| address |")[0], flags=re.MULTILINE)
     )
-    assert documented.keys() == ClassifyOptions.model_fields.keys()
-    for name, field in ClassifyOptions.model_fields.items():
+    fields = ClassifyOptions.model_fields | CompareOptions.model_fields
+    assert documented.keys() == fields.keys()
+    for name, field in fields.items():
         if field.default is not None and not field.is_required():
-            assert documented[name] == f"`{str(field.default).lower()}`"
+            default = field.default if isinstance(field.default, str) else json.dumps(field.default)
+            assert documented[name] == f"`{default}`"
 
 
 def test_the_addresses_are_all_there_are(server: Running) -> None:
     documented = re.findall(r"`(?:GET|POST) (/[\w/.]+)`", section("Requests"))
     known = httpx.get(f"{server.url}/openapi.json").json()["paths"]
-    assert sorted(documented) == sorted([*known, "/openapi.json"])
+    assert sorted(documented) == sorted([*known, "/openapi.json", "/docs"])
 
 
 def test_the_codes_of_errors_are_those_of_the_sources() -> None:
@@ -87,20 +90,6 @@ def test_the_python_on_the_page_runs(server: Running, capsys: pytest.CaptureFixt
     (block,) = re.findall(r"^```python\n(.*?)^```", section("Requests"), flags=re.DOTALL | re.MULTILINE)
     exec(compile(block.replace(URL, server.url), "serving.md", "exec"), {})
     assert capsys.readouterr().out.split(" 0.")[0] in CLASSES
-
-
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("key", [None, "first-key"])
-def test_gradios_client_on_the_page_runs(
-    server: Running, open_server: Running, key: str | None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (block,) = re.findall(r"^```python\n(.*?)^```", section("The page"), flags=re.DOTALL | re.MULTILINE)
-    if key is not None:
-        (headers,) = re.findall(r"add `(headers=\{.*?\})`", section("The page"))
-        block = block.replace("verbose=False", f"verbose=False, {headers}")
-    exec(compile(block.replace(URL, (open_server if key else server).url), "serving.md", "exec"), {})
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["clip", "se", "use"]
 
 
 @pytest.mark.usefixtures("here")

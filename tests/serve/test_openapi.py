@@ -29,7 +29,7 @@ CHECKS = [
 ]
 """Not that data of the right shape is accepted: hardly any string is an image in base64."""
 
-WORK = ("/v1/classify", "/v1/classify/batch")
+WORK = ("/v1/compare", "/v1/classify", "/v1/classify/batch")
 
 
 @pytest.fixture(scope="session")
@@ -80,14 +80,24 @@ def test_the_document_states_the_limits_of_the_server(document: dict[str, Any]) 
             assert (fields["classes"]["maxItems"], fields["classes"]["items"]["maxLength"]) == (1000, 200)
             assert fields["views"]["anyOf"][0]["maximum"] == 128
             assert fields["views"]["default"] == "adaptive"
+            if path == "/v1/compare":
+                assert fields["methods"]["maxItems"] == 16
     assert fields["images"]["items"] == {"type": "string", "format": "binary"}
     assert content["application/json"]["schema"]["properties"]["images"]["maxItems"] == 16
 
 
 def test_an_answer_has_exactly_what_the_document_states(server: Running, document: dict[str, Any]) -> None:
-    schemas, answer = document["components"]["schemas"], server.ask(method="use").json()
-    assert list(answer) == list(schemas["ImageAnswer"]["properties"])
-    assert list(answer["why"]) == list(schemas["Reasons"]["properties"])
+    schemas, answer, comparison = document["components"]["schemas"], server.ask().json(), server.compare().json()
+    for values, name in (
+        (answer, "ImageAnswer"),
+        (answer["why"], "Reasons"),
+        (comparison, "CompareAnswer"),
+        (comparison["views"][0], "ViewAnswer"),
+    ):
+        assert list(values) == list(schemas[name]["properties"])
+    assert comparison["answers"][0].keys() == schemas["ComparedAnswer"]["properties"].keys()
+    stated = document["paths"]["/v1/compare"]["post"]["responses"]["200"]["content"]
+    assert stated.keys() == {"application/json", "text/event-stream"}
 
 
 def test_every_error_has_the_one_shape(document: dict[str, Any]) -> None:

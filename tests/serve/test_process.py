@@ -45,14 +45,14 @@ def ask(url: str, **headers: str) -> httpx.Response:
 
 @contextmanager
 def started(
-    model: Path, *options: str, code: str = PLAIN, **variables: str
+    model: Path, *options: str, code: str = PLAIN, stderr: int = subprocess.PIPE, **variables: str
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A process that is ready, and its address."""
     command = [sys.executable, "-c", code, "serve", "--port", "0", "--model", str(model), *options]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"} | variables,
     )
@@ -93,15 +93,18 @@ def test_ctrl_c_ends_it_cleanly_and_keys_come_from_the_environment_and_a_file(
     tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "keys").write_text("from-file\n\n", encoding="utf-8")
-    options = ["--no-page", "--api-key-file", str(tmp_path / "keys"), "--max-classes", "2"]
-    with started(tiny_checkpoint, *options, USETTA_API_KEYS="one two") as (process, url):
+    options = ["--api-key-file", str(tmp_path / "keys"), "--max-classes", "2"]
+    terminal, stderr = os.openpty()
+    with started(tiny_checkpoint, *options, stderr=stderr, USETTA_API_KEYS="one two") as (process, url):
         assert ask(url).status_code == 401
         for key in ("one", "two", "from-file"):
             assert "at most 2 items" in ask(url, **{"x-api-key": key}).json()["error"]["message"]
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, _ = process.communicate(timeout=30)
         assert process.returncode == 0
-    assert err == ""
+    assert os.read(terminal, 1000).decode() == f"Open {url}/\r\n"
+    os.close(terminal)
+    os.close(stderr)
     assert "from-file" not in out
 
 
@@ -167,19 +170,8 @@ def test_without_the_extra_packages_the_error_says_what_to_install(monkeypatch: 
     assert "pip install 'usetta[serve]'" in result.stderr
 
 
-def test_without_gradio_there_is_no_page_and_a_message_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[usetta.cli.serve.Settings, str, int]] = []
-    monkeypatch.setattr("usetta.serve.app.run", lambda *arguments: asked.append(arguments))
-    monkeypatch.setattr("usetta.serve.monitoring.configure_log", lambda: None)
-    monkeypatch.setattr("usetta.cli.serve.find_spec", lambda name: None)
-    warned, quiet = serve(), serve("--no-page")
-    assert "no web page: gradio is not installed" in warned.stderr
-    assert quiet.stderr == ""
-    assert [settings.page for settings, _, _ in asked] == [False, False]
-
-
 def test_the_command_line_starts_without_the_heavy_packages() -> None:
-    heavy = "{'torch', 'fastapi', 'pydantic', 'uvicorn', 'gradio', 'matplotlib'}"
+    heavy = "{'torch', 'fastapi', 'pydantic', 'uvicorn', 'matplotlib'}"
     code = f"import sys, usetta.cli.serve; print({heavy} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
@@ -191,8 +183,8 @@ def test_every_option_reaches_the_settings(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("usetta.serve.monitoring.configure_log", lambda: None)
     numbers = dict(
         zip(
-            ["upload", "pixels", "classes", "name-length", "templates", "views", "steps", "images", "queue"],
-            range(11, 20),
+            ["upload", "pixels", "classes", "name-length", "templates", "views", "steps", "methods", "images", "queue"],
+            range(11, 21),
             strict=True,
         )
     )
@@ -200,7 +192,7 @@ def test_every_option_reaches_the_settings(monkeypatch: pytest.MonkeyPatch) -> N
     options += ["--timeout", 2.5, "--threads", 3, "--text-memory", 99, "--context", "c"]
     options += ["--extra-model", "a", "--extra-model", "b", "--reward-model", "r", "--cache", "f"]
     assert serve("--model", "m", "--port", 1234, *options, "--api-key", "k").exit_code == 0
-    ((settings, host, port),) = asked
+    ((settings, host, port, _announce),) = asked
     assert (host, port) == ("127.0.0.1", 1234)
     assert vars(settings.limits) == {name.replace("-", "_"): number for name, number in numbers.items()} | {
         "seconds": 2.5

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import make_image
-from serve.conftest import CLASSES, Running, in_base64, png, running, saved, without_page
+from serve.conftest import CLASSES, Running, in_base64, png, running, saved
 from usetta.models.clip import CLIP
 from usetta.serve.monitoring import configure_log
 from usetta.serve.parsing import FORM, read_one
@@ -31,7 +31,7 @@ LIMITS = Limits(
 @pytest.fixture(scope="module")
 def strict(tiny_model: CLIP) -> Iterator[Running]:
     """A server with low limits."""
-    with running(without_page(limits=LIMITS), tiny_model) as server:
+    with running(Settings(limits=LIMITS), tiny_model) as server:
         yield server
         assert server.service.in_flight == 0
         assert server.ask().status_code == 200  # after all that was done to it
@@ -213,7 +213,7 @@ def test_a_malformed_form_is_refused(strict: Running, content_type: str, body: b
     assert_refused(answer, 422, "malformed_body", message)
 
 
-SCHEMA = request_schemas(LIMITS)
+SCHEMAS = request_schemas(LIMITS)
 WHOLE = form(FORM_IMAGE[:60], FORM_CLASS, b'name="views"\r\n\r\n4')
 
 
@@ -224,7 +224,7 @@ def test_whatever_a_form_is_made_of_it_is_read_or_refused(changes: list[tuple[in
     for place, inserted in changes:
         body = body[:place] + inserted + body[place + len(inserted) // 2 :]
     with suppress(ApiError):
-        assert read_one(f"{FORM}; boundary=B", body, SCHEMA).options.classes
+        assert read_one(f"{FORM}; boundary=B", body, SCHEMAS.options, SCHEMAS.one).options.classes
 
 
 def test_other_types_of_body_are_refused_unread(strict: Running) -> None:
@@ -244,7 +244,6 @@ def test_unknown_paths_and_verbs_have_typed_errors(strict: Running) -> None:
     answer = httpx.get(f"{strict.url}/v1/classify")
     assert_refused(answer, 405, "method_not_allowed", "Method Not Allowed")
     assert answer.headers["allow"] == "POST"
-    assert httpx.get(f"{strict.url}/docs").status_code == 404  # it would load scripts from elsewhere
 
 
 def test_a_long_list_of_classes_is_refused_by_its_number(server: Running) -> None:
@@ -312,7 +311,7 @@ def test_something_that_is_not_http_does_no_harm(strict: Running) -> None:
 
 
 def test_keys_are_required_everywhere_but_for_health_checks(tiny_model: CLIP) -> None:
-    with running(without_page(keys=("first-key", "zweiter-schlüssel")), tiny_model) as server:
+    with running(Settings(keys=("first-key", "zweiter-schlüssel")), tiny_model) as server:
         for path in ("/healthz", "/readyz"):
             assert httpx.get(server.url + path).status_code == 200
         for path in ("/v1/models", "/v1/methods", "/metrics", "/openapi.json", "/nowhere"):
@@ -371,7 +370,7 @@ def test_an_error_of_the_server_has_a_number_that_is_in_its_log_and_no_more(
         def encode_images(self, pixels: object) -> object:
             raise RuntimeError("secret class 'tabby cat'")
 
-    with running(without_page(), Broken()) as server:
+    with running(Settings(), Broken()) as server:
         answer = server.ask()
         assert_refused(answer, 500, "internal_error", "the server failed; its log says why")
         assert server.ask(method="zorglub").status_code == 422

@@ -10,7 +10,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from serve.conftest import CLASSES, Running, Waiting, eventually, in_base64, png, running, without_page
+from serve.conftest import CLASSES, Running, Waiting, eventually, in_base64, png, running
 from usetta.models.clip import CLIP
 from usetta.serve.app import listen, make_server
 from usetta.serve.prompt_cache import PromptCache
@@ -18,7 +18,7 @@ from usetta.serve.settings import Limits, Settings
 
 
 def limited(**limits: float) -> Settings:
-    return without_page(limits=replace(Limits(), **limits))  # type: ignore[arg-type]
+    return Settings(limits=replace(Limits(), **limits))  # type: ignore[arg-type]
 
 
 def test_when_all_slots_are_taken_the_next_request_is_refused_and_may_try_again(waiting: Waiting) -> None:
@@ -120,7 +120,7 @@ def test_before_the_model_is_loaded_the_server_is_alive_but_not_ready(
         return tiny_model
 
     monkeypatch.setattr("usetta.serve.service.load_model", load)
-    listener, server = listen("127.0.0.1", 0), make_server(without_page())
+    listener, server = listen("127.0.0.1", 0), make_server(Settings())
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     reached = Running(listener.getsockname()[1], server.service, lambda _number: None)
     thread.start()
@@ -136,7 +136,7 @@ def test_before_the_model_is_loaded_the_server_is_alive_but_not_ready(
 
 
 def test_a_server_that_stops_finishes_what_it_has_and_takes_nothing_new(waiting: Waiting) -> None:
-    with running(without_page(), waiting) as server, ThreadPoolExecutor(2) as clients:
+    with running(Settings(), waiting) as server, ThreadPoolExecutor(2) as clients:
         begun = [clients.submit(server.ask, png(i), views=2) for i in range(2)]
         eventually(lambda: server.service.in_flight == 2)
         with httpx.Client() as client:
@@ -167,7 +167,7 @@ def test_a_server_whose_model_thread_has_ended_stops(tiny_model: CLIP, monkeypat
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(PromptCache, "trim", fail)
-    listener, server = listen("127.0.0.1", 0), make_server(without_page(), tiny_model)
+    listener, server = listen("127.0.0.1", 0), make_server(Settings(), tiny_model)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     eventually(lambda: server.started and server.service.is_ready)

@@ -19,6 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from usetta.adaptive import ADAPTIVE, Views
+from usetta.answer_warnings import is_near_chance
 from usetta.batch.parts import Parts, PredictionRow, SeenKeys
 from usetta.batch.sources import BatchImage, images
 from usetta.classifier import Classifier
@@ -98,6 +99,8 @@ class BatchSummary:
     before: int
     """Images that had an answer already."""
     seconds: float
+    near_chance: int = 0
+    """Answers whose best class is hardly better than chance, see `answer_warnings`."""
 
 
 def classify(
@@ -131,7 +134,7 @@ def classify(
         if reward_model is not None and load_reward_model:
             reward = VerifiedLoader(load_reward_model, reward_model.fingerprint)
         make_worker = _BatchWorkerFactory(settings, VerifiedLoader(load, model.fingerprint), reward)
-    done = failed = before = 0
+    done = failed = before = near_chance = 0
     with closing(SeenKeys()) as seen, Parts(out, settings.facts(model, reward_model), shard) as parts:
         for source, key in parts.finished():
             before += seen.add(source, key)
@@ -145,11 +148,13 @@ def classify(
                     if row.error is not None:
                         failed += 1
                         log(f"{row.source}: {row.key}: {row.error}")
+                    elif row.confidence is not None:
+                        near_chance += is_near_chance(row.confidence, len(settings.classes))
                 if time.monotonic() - reported >= period:
                     reported = time.monotonic()
                     speed = done / (reported - started)
                     log(f"{done} images, {speed:.3g}/s, {failed} failed, {parts.rows} in {out}")
-    return BatchSummary(done, failed, before, time.monotonic() - started)
+    return BatchSummary(done, failed, before, time.monotonic() - started, near_chance)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from usetta.cli import (  # noqa: F401  (they register their commands)
     evaluate,
     listing,
     results,
+    sample,
     serve,
     train,
 )

@@ -8,8 +8,10 @@ the commands, so that `--help` answers at once.
 import json
 import sqlite3
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -87,6 +89,15 @@ def root(
     if version:
         typer.echo(f"usetta {__version__}")
         raise typer.Exit
+    warnings.showwarning = partial(_show_warning, warnings.showwarning)
+
+
+def _show_warning(plain: Callable[..., None], message: Warning | str, category: type[Warning], *where: Any) -> None:
+    """A warning about answers in one line, without the line of code that caused it; `plain` shows any other."""
+    if category.__name__ == "AnswerWarning":  # by name: to import the class takes as long as to import torch
+        warn(str(message))
+    else:
+        plain(message, category, *where)
 
 
 @contextmanager
@@ -130,6 +141,11 @@ def read_seeds(text: str) -> tuple[int, ...]:
 def echo(text: str) -> None:
     """One line to standard error; written so that it lands above a progress bar, which typer.echo does not."""
     sys.stderr.write(text + "\n")
+
+
+def warn(text: str) -> None:
+    """A warning that does not stop the command."""
+    echo(f"usetta: warning: {text}")
 
 
 def described(model: "Model") -> str:

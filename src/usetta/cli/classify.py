@@ -30,6 +30,7 @@ from usetta.cli.app import (
     echo,
     print_rows,
     read_views,
+    warn,
 )
 from usetta.cli.engines import (
     Address,
@@ -102,6 +103,7 @@ def classify(
 
     With --out, answers go to Parquet files instead of standard output, and work may be done on a cluster.
     """
+    from usetta.answer_warnings import chance_warning, is_near_chance
     from usetta.images import ImageError, find_images
 
     if as_json and as_csv:
@@ -129,7 +131,7 @@ def classify(
             raise ValueError(str(error)) from error
         classifier = _classifier(asked, context, load, load_reward)
     write = _json_writer(top) if as_json else _csv_writer() if as_csv else _text_writer(images)
-    failed = 0
+    failed = near_chance = 0
     with clear_errors():
         answers = track(classifier.stream(images), len(images), "Classifying")
         for image, outcome in zip(images, answers, strict=True):
@@ -137,6 +139,10 @@ def classify(
             if isinstance(outcome, ImageError):
                 failed += 1
                 echo(f"usetta: {outcome}")
+            else:
+                near_chance += is_near_chance(outcome.confidence, len(outcome.classes))
+    if near_chance:
+        warn(chance_warning(len(asked.classes), near_chance, len(images)))
     if failed:
         echo(f"usetta: {failed} of {len(images)} images could not be read")
         raise typer.Exit(1)
@@ -180,7 +186,7 @@ def explain(
         explanation = classifier.explain(image)
         explanation.save(target, shown)
     if as_json:
-        typer.echo(json.dumps({**explanation.prediction.as_dict(), "source": str(path), "figure": str(target)}))
+        typer.echo(json.dumps({**explanation.prediction.to_dict(), "source": str(path), "figure": str(target)}))
     else:
         typer.echo(_sentence(explanation.prediction))
         typer.echo(explanation.prediction.reason)
@@ -245,6 +251,7 @@ def _classify_to(
     column: str | None,
 ) -> None:
     """Classify into a directory; unreadable images are reported and counted, and the exit code is then 1."""
+    from usetta.answer_warnings import chance_warning
     from usetta.batch.runner import classify
     from usetta.batch.sources import check
     from usetta.coop import load_context
@@ -276,6 +283,8 @@ def _classify_to(
     if not done.images + done.before:
         raise ValueError(f"no images in {', '.join(sources)}")
     echo(f"{done.images} images in {done.seconds:.0f} s, {done.before} were there already: {out}")
+    if done.near_chance:
+        warn(chance_warning(len(settings.classes), done.near_chance, done.images))
     if done.failed:
         echo(f"usetta: {done.failed} of {done.images} images could not be read")
         raise typer.Exit(1)
@@ -341,7 +350,7 @@ def _text_writer(images: list[Path]) -> Any:
 def _json_writer(top: int) -> Any:
     def write(image: Path, outcome: Any) -> None:
         bad = isinstance(outcome, Exception)
-        _line(json.dumps({"source": str(image), "error": outcome.reason} if bad else outcome.as_dict(top)))
+        _line(json.dumps({"source": str(image), "error": outcome.reason} if bad else outcome.to_dict(top)))
 
     return write
 
@@ -354,7 +363,7 @@ def _csv_writer() -> Any:
         if isinstance(outcome, Exception):
             table.writerow([image, "", "", "", "", outcome.reason])  # type: ignore[attr-defined]
         else:
-            row = outcome.as_dict()
+            row = outcome.to_dict()
             zero_shot = row["zero_shot"]
             table.writerow([image, row["label"], row["probability"], zero_shot["label"], zero_shot["probability"], ""])
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Commands about what there is: methods, models and datasets."""
+"""Commands that list, check and fetch: methods, models and datasets."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -59,7 +59,7 @@ def data_check(
     only: Annotated[list[str] | None, typer.Option("--only", help="A dataset to look for; may be repeated.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell which of the paper's datasets are there and complete, and what to do next."""
+    """Show which of the paper's datasets are complete in a folder, and what to do next."""
     from usetta.data import check
 
     with clear_errors():
@@ -89,7 +89,7 @@ def data_fetch(
     root: DataRoot,
     keep_archive: Annotated[bool, typer.Option("--keep-archive", help="Keep what was downloaded.")] = False,
 ) -> None:
-    """Download a dataset, or tell the steps to take by hand. The exit code is 1 until it is complete."""
+    """Download a dataset, or print the steps to take by hand. The exit code is 1 until it is complete."""
     from usetta.data import fetch
 
     with clear_errors():

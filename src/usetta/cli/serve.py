@@ -1,7 +1,8 @@
 """The command that answers over HTTP."""
 
 import ipaddress
-from importlib.util import find_spec
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -43,6 +44,7 @@ def serve(
     max_templates: Annotated[int, typer.Option(help="Templates in a request.", min=1)] = _LIMITS.templates,
     max_views: Annotated[int, typer.Option(help="Views of an image.", min=1)] = _LIMITS.views,
     max_steps: Annotated[int, typer.Option(help="Tuning steps of a method.", min=1)] = _LIMITS.steps,
+    max_methods: Annotated[int, typer.Option(help="Methods to compare in a request.", min=1)] = _LIMITS.methods,
     max_images: Annotated[int, typer.Option(help="Images in a batch.", min=1)] = _LIMITS.images,
     max_queue: Annotated[int, typer.Option(help="Requests at one time; more are refused.", min=1)] = _LIMITS.queue,
     timeout: Annotated[float, typer.Option(help="Seconds for a request.", min=0.1)] = _LIMITS.seconds,
@@ -52,7 +54,7 @@ def serve(
     text_memory: Annotated[
         int, typer.Option(help="Bytes for the text features of recent class lists.", min=1)
     ] = _SETTINGS.text_bytes,
-    page: Annotated[bool, typer.Option(help="Whether there is a web page at /, beside the API.")] = True,
+    page: Annotated[bool, typer.Option(help="Whether there are web pages: / to classify, /docs about the API.")] = True,
     api_key: Annotated[
         list[str] | None,
         typer.Option("--api-key", help="A key that requests must send; may be repeated.", envvar="USETTA_API_KEYS"),
@@ -78,11 +80,12 @@ def serve(
                 templates=max_templates,
                 views=max_views,
                 steps=max_steps,
+                methods=max_methods,
                 images=max_images,
                 queue=max_queue,
                 seconds=timeout,
             ),
-            page=page and _has_gradio(),
+            page=page,
             threads=threads,
             text_bytes=text_memory,
         )
@@ -95,14 +98,14 @@ def serve(
         if not settings.keys and not _is_loopback(host):
             echo(f"usetta: WARNING: anybody who reaches {host}:{port} can use this server; set keys (--api-key-file)")
         configure_log()
-        run(settings, host, port)
+        run(settings, host, port, _announcer(settings))
 
 
-def _has_gradio() -> bool:
-    if find_spec("gradio") is not None:
-        return True
-    echo("usetta: no web page: gradio is not installed; pip install 'usetta[serve]' (or --no-page to do without)")
-    return False
+def _announcer(settings: Settings) -> Callable[[str], None] | None:
+    """What tells a person at a terminal where the server is; the log has it for everybody else."""
+    if not sys.stderr.isatty():
+        return None
+    return lambda url: echo(f"Open {url}" if settings.page else f"Listening on {url}")
 
 
 def _keys_in(file: Path | None) -> list[str]:

@@ -40,6 +40,7 @@ from usetta.data.dataset import DataError, NoListError
 from usetta.data.load import Report, check_one
 from usetta.data.named import DATASETS, Archive, NamedDataset
 from usetta.files import write_atomically
+from usetta.images import ImageError, is_web_address
 from usetta.progress import track
 
 _CHUNK = 1 << 20
@@ -295,6 +296,38 @@ def require_https(url: str, asked: str = "") -> None:
     )
 
 
+def fetch_image(url: str, *, limit: int = 2**26, seconds: float = 60) -> bytes:
+    """The file behind an http or https address, of at most `limit` bytes and within so many `seconds`."""
+    deadline, chunks, size = time.monotonic() + seconds, list[bytes](), 0
+    try:
+        request = urllib.request.Request(url, headers={"User-Agent": f"usetta/{__version__}"})  # noqa: S310
+        with _opener(url, _WebRedirects).open(request, timeout=min(seconds, 20)) as response:
+            while chunk := response.read1(_CHUNK):
+                chunks.append(chunk)
+                size += len(chunk)
+                if size > limit:
+                    raise ImageError(url, f"file is larger than the limit of {limit:,} bytes")
+                if time.monotonic() > deadline:
+                    raise ImageError(url, f"could not be fetched within {seconds:g} s")
+    except urllib.error.HTTPError as error:
+        with error:
+            raise ImageError(url, f"cannot be fetched: HTTP {error.code} {error.reason}") from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise ImageError(url, f"cannot be fetched: {_reason(error)}") from error
+    return b"".join(chunks)
+
+
+class _WebRedirects(urllib.request.HTTPRedirectHandler):
+    """To http and https only; urllib would also follow to ftp."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        if not is_web_address(newurl):
+            raise ImageError(req.full_url, f"leads to {newurl}, which is not http or https")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
 class _Redirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
@@ -303,10 +336,12 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def _opener(url: str) -> urllib.request.OpenerDirector:
+def _opener(
+    url: str, redirects: type[urllib.request.HTTPRedirectHandler] = _Redirects
+) -> urllib.request.OpenerDirector:
     if urlsplit(url).hostname in _LOOPBACK:  # a proxy of the network does not know this machine's servers
-        return urllib.request.build_opener(_Redirects, urllib.request.ProxyHandler({}))
-    return urllib.request.build_opener(_Redirects)
+        return urllib.request.build_opener(redirects, urllib.request.ProxyHandler({}))
+    return urllib.request.build_opener(redirects)
 
 
 # --------------------------------------------------------------------------------------------------------------- unpack

@@ -1,7 +1,7 @@
 """Datasets that are known by name: the paper's fifteen, and those that other packages add.
 
 A named dataset is a few facts and a function that reads it from a disk. The fifteen (`benchmark`) and a plug-in are the
-same kind of thing, so loading, checking, fetching and listing do not tell them apart. Another package adds one by an
+same kind of thing, so loading, checking, fetching and listing do not distinguish them. Another package adds one by an
 entry point of the group `usetta.datasets`, or a script by `register_dataset`.
 """
 

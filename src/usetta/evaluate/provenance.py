@@ -56,7 +56,7 @@ def commit() -> str | None:
 
 
 def peak_memory() -> int | None:
-    """The most memory, in bytes, that this process has had so far; None where the system does not tell."""
+    """The most memory, in bytes, that this process has had so far; None where the system does not report it."""
     try:
         import resource
     except ImportError:  # Windows

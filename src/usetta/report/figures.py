@@ -18,7 +18,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import ArrayLike
 
-from usetta.evaluate.metrics import confidence_bins, ece
+from usetta.evaluate.metrics import Interval, confidence_bins, ece
 from usetta.report import style
 from usetta.report.style import MEDIUM, POINTS, SMALL, WIDTH, Floats, fit, number, series_styles
 from usetta.report.tables import MINUS, format_difference, format_number
@@ -31,70 +31,59 @@ _STRATEGIES = {"uniform": "uniform", "adaptive": "se"}
 """Values of β that are methods as well, and are drawn like them."""
 
 
-def gains(accuracy: Table, baseline: str = "clip", *, std: Table | None = None) -> Figure:
-    """How many points each method gains over the baseline: bars by dataset.
+def gains(gain: Mapping[str, Mapping[str, Interval]], baseline: str = "clip") -> Figure:
+    """How many points each method gains over the baseline: points with their intervals, by dataset.
 
-    accuracy[method][dataset]. Many methods on many datasets take a second row. The error bars are those of the
-    methods, without the baseline's.
+    gain[method][dataset]. Many methods on many datasets take a second row.
     """
-    if not accuracy:
-        raise ValueError("no accuracies: the baseline's and those of another method are needed")
-    if baseline not in accuracy:
-        raise ValueError(f"no accuracies of the baseline {baseline!r}, only of {', '.join(accuracy)}")
-    methods = [method for method in accuracy if method != baseline]
-    if not methods:
-        raise ValueError(f"nothing to compare with the baseline {baseline!r}: accuracies of another method are missing")
-    datasets = _inner(accuracy.values(), "datasets")
-    gain = _grid(accuracy, methods, datasets) - _grid(accuracy, [baseline], datasets)
-    error = _grid(std or {}, methods, datasets)
-
+    methods, datasets = _outer(gain, "methods"), _inner(gain.values(), "datasets")
+    estimate, low, high = (
+        _grid(
+            {name: {key: getattr(one, bound) for key, one in row.items()} for name, row in gain.items()},
+            methods,
+            datasets,
+        )
+        for bound in ("estimate", "low", "high")
+    )
     slots = len(methods) + 1
-    rows = math.ceil(len(datasets) * slots * 7 / 820)  # a bar has at least seven pixels
+    rows = math.ceil(len(datasets) * slots * 9 / 820)  # a point has at least nine pixels
     per_row = math.ceil(len(datasets) / rows)
     width = min(WIDTH, max(4.5, 1 + 0.55 * per_row * slots))
-    spread = max(per_row, (width - 0.9) / (0.8 * slots))  # nor is it wider than 0.8 inches
-    bar = (width - 0.9) * POINTS / (spread * slots)
+    spread = max(per_row, (width - 0.9) / (0.8 * slots))  # nor does it have more than 0.8 inches
+    slot = (width - 0.9) * POINTS / (spread * slots)
     figure = style.new_figure(width, 0.5 + 3.1 * rows)
     panels = list(figure.subplots(rows, 1, squeeze=False, sharey=True).flat)
     parts = [slice(row * per_row, (row + 1) * per_row) for row in range(rows)]
     styles = series_styles(methods)
     for axes, part in zip(panels, parts, strict=True):
+        axes.axhline(0, color="black", linewidth=0.8)
         for i, method in enumerate(methods):
             places = np.arange(len(datasets[part]), dtype=np.float64) + (i - (len(methods) - 1) / 2) / slots
-            _bars(axes, places, gain[i, part], error[i, part], 0.94 / slots, styles[method])
-            if bar >= 36:
-                _write_gains(axes, places, gain[i, part], error[i, part])
-        axes.axhline(0, color="black", linewidth=0.8)
+            axes.plot(places, estimate[i, part], **styles[method].line(), linestyle="none")
+            bounds = np.stack([estimate[i, part] - low[i, part], high[i, part] - estimate[i, part]])
+            _error_bars(axes, places, estimate[i, part], bounds, styles[method].colour)
+            if slot >= 36:
+                _write_gains(axes, places, estimate[i, part], high[i, part])
         axes.set_xlim((per_row - 1 - spread) / 2, (per_row - 1 + spread) / 2)
         axes.margins(y=0.08)
         axes.yaxis.set_major_formatter(FuncFormatter(_gain_tick))
         axes.set_ylabel(f"gain over {fit(baseline, 110, MEDIUM)}, points", fontsize=MEDIUM, parse_math=False)
         style.plain(axes)
-    style.name_ticks(panels, [datasets[part] for part in parts], bar * slots)
-    handles = [tuple(Patch(**patch) for patch in styles[method].patches()) for method in methods]
-    style.legend(figure, handles, methods)
+    style.name_ticks(panels, [datasets[part] for part in parts], slot * slots)
+    style.legend(figure, [Line2D([], [], **styles[method].line(), linestyle="none") for method in methods], methods)
     return style.finish(figure)
-
-
-def _bars(axes: Any, places: Floats, heights: Floats, error: Floats, width: float, series: style.SeriesStyle) -> None:
-    known = np.isfinite(heights)
-    for patch in series.patches():
-        axes.bar(places[known], heights[known], width, **patch)
-    _error_bars(axes, places, heights, error)
 
 
 def _gain_tick(value: float, _place: int | None) -> str:
     return f"{value:+g}".replace("-", MINUS) if value else "0"
 
 
-def _write_gains(axes: Any, places: Floats, heights: Floats, error: Floats) -> None:
-    """Each gain at the end of its bar, clear of the error bar."""
-    for place, height, err in zip(places, heights, np.nan_to_num(error), strict=True):
-        if np.isfinite(height):
-            up = height >= 0
-            end, offset = (place, height + err if up else height - err), (0, 3 if up else -3)
-            alignment = {"textcoords": "offset points", "ha": "center", "va": "bottom" if up else "top"}
-            axes.annotate(format_difference(height, 2), end, offset, fontsize=SMALL, **alignment)
+def _write_gains(axes: Any, places: Floats, gain: Floats, high: Floats) -> None:
+    """Each gain above its interval."""
+    for place, value, end in zip(places, gain, np.fmax(gain, high), strict=True):
+        if np.isfinite(value):
+            alignment = {"textcoords": "offset points", "ha": "center", "va": "bottom"}
+            axes.annotate(format_difference(value, 2), (place, end), (0, 6), fontsize=SMALL, **alignment)
 
 
 def beta_strategies(accuracy: Table, *, std: Table | None = None) -> Figure:
@@ -387,10 +376,11 @@ def _equal_spans(panels: Sequence[Any], values: Sequence[Floats], errors: Sequen
 
 
 def _error_bars(axes: Any, x: ArrayLike, y: Floats, error: Floats, colour: str = "black") -> None:
-    known = np.isfinite(y) & np.isfinite(error)
+    """Around `y` (n,); `error` is (n,), or (2, n) for what is below and above."""
+    known = np.isfinite(y) & np.isfinite(error).reshape(-1, len(y)).all(axis=0)
     if known.any():
         bars = {"ecolor": colour, "elinewidth": 1, "capsize": 2, "zorder": 2.5}
-        axes.errorbar(np.asarray(x)[known], y[known], error[known], fmt="none", **bars)
+        axes.errorbar(np.asarray(x)[known], y[known], error[..., known], fmt="none", **bars)
 
 
 def _places(axes: Any, places: Sequence[float]) -> None:

@@ -6,7 +6,7 @@ text for people who cannot see it; a figure that the run has no data for is None
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from usetta import methods
+from usetta.evaluate.metrics import Interval
 from usetta.evaluate.store import Store
 from usetta.images import ImageError
 from usetta.report import explain, figures
@@ -105,17 +106,30 @@ def _illustration(figure: Figure, alt: str, *, photos: bool = False) -> Illustra
     return Illustration(url, round(DPI * float(figure.get_figwidth())), alt)
 
 
-def gains(run: RunMetrics, baseline: str) -> Illustration | None:
-    """How many points better the methods are than the baseline."""
-    if baseline not in run.methods or len(run.methods) < 2:
-        return None
-    cells = {method: _cells(run, method, "top1") for method in run.methods}
-    accuracy, std = (
-        {method: {title: getattr(cell, name) for title, cell in row.items()} for method, row in cells.items()}
-        for name in ("value", "std")
-    )
-    alt = f"Bars: gain over {baseline} in points of accuracy, for each dataset and method. The table has the numbers."
-    return _illustration(figures.gains(accuracy, baseline, std=std), alt)
+@dataclass(frozen=True)
+class GainsFigure:
+    """Gains over the baseline, as far as they come from enough images to be drawn."""
+
+    drawing: Illustration | None
+    too_few: Mapping[str, int]
+    """Images of each dataset that has less than `least` of them."""
+    least: int = 100
+
+
+def gains(differences: Table, baseline: str) -> GainsFigure:
+    """How many points better the methods are than the baseline, of a table by `results.differences_table`."""
+    drawn: dict[str, dict[str, Interval]] = {}
+    too_few: dict[str, int] = {}
+    for row in differences.rows:
+        estimate, low, high, images = (row.cells[name].value or 0.0 for name in ("difference", "low", "high", "images"))
+        if images < GainsFigure.least:
+            too_few[row.section] = max(int(images), too_few.get(row.section, 0))
+        else:
+            drawn.setdefault(row.name, {})[row.section] = Interval(estimate, low, high)
+    if not drawn:
+        return GainsFigure(None, too_few)
+    alt = f"Points with 95 % intervals: gain over {baseline} in points of accuracy, by dataset and method."
+    return GainsFigure(_illustration(figures.gains(drawn, baseline), alt), too_few)
 
 
 def reliability(store: Store, run: RunMetrics) -> Illustration:

@@ -6,9 +6,11 @@ datasets that it has.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from matplotlib.figure import Figure
 
+from usetta.evaluate.metrics import Interval
 from usetta.evaluate.store import ShownViews, Store
 from usetta.images import ImageError
 from usetta.report import explain, figures
@@ -50,10 +52,13 @@ def as_figures(item: PaperItem, store: Store) -> PaperFigures:
 
 
 def _gains(run: RunMetrics, _store: Store) -> Drawn:
-    if "clip" not in run.methods or len(run.methods) < 2:
-        return None, ()
-    value, std = _by_dataset(run, {method: method for method in run.methods})
-    return figures.gains(value, std=std), ()
+    gain: dict[str, dict[str, Interval]] = {}
+    for method, dataset in product([method for method in run.methods if method != "clip"], run.datasets):
+        ours, clip = (run.cell(name, dataset, "top1") for name in (method, "clip"))
+        if ours.value is not None and clip.value is not None:
+            points, std = ours.value - clip.value, ours.std or 0.0
+            gain.setdefault(method, {})[run.title(dataset)] = Interval(points, points - std, points + std)
+    return figures.gains(gain) if gain else None, ()
 
 
 def _betas(run: RunMetrics, _store: Store) -> Drawn:

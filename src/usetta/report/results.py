@@ -20,6 +20,9 @@ from usetta.report.tables import Cell, Column, Table, TableRow
 _PAPER_MODELS = ("ViT-B-16", "RN50")
 """Models of the paper, the main one first."""
 _EXCLUDES_ZERO = "the interval does not contain 0"
+_CONCLUSIVE = 200
+_INCONCLUSIVE = f"fewer than {_CONCLUSIVE} images: nothing can be concluded"
+"""An image more or less then moves the difference by half a point and more, as much as methods differ."""
 
 
 def accuracy_table(store: Store, *, metric: str = "top1", paper: bool = True) -> Table:
@@ -85,8 +88,10 @@ def differences_table(store: Store, baseline: str = "clip") -> Table:
     present = {method for _, method in seeds}
     baseline = _present_method(present, baseline, store)
     facts, rows, without_baseline = store.facts("dataset"), [], []
-    for dataset in sorted_datasets({dataset for dataset, _ in seeds}):
-        title = str(facts.get(dataset, {}).get("title", paper_title(dataset)))
+    datasets = sorted_datasets({dataset for dataset, _ in seeds})
+    titles = [str(facts.get(dataset, {}).get("title", paper_title(dataset))) for dataset in datasets]
+    for dataset, own_title in zip(datasets, titles, strict=True):
+        title = own_title if titles.count(own_title) == 1 else dataset
         if (dataset, baseline) not in seeds:
             without_baseline.append(title)
             continue
@@ -135,13 +140,14 @@ def _difference(ours: dict[int, dict[str, bool]], theirs: dict[int, dict[str, bo
     mine = [right / n for right, _, n in counts.values()]
     others = [right / n for _, right, n in counts.values()]
     interval = accuracy_difference(mine, others)
-    notes = (_EXCLUDES_ZERO,) if interval.low > 0 or interval.high < 0 else ()
+    few = len(counts) < _CONCLUSIVE
+    notes = (_EXCLUDES_ZERO,) if not few and (interval.low > 0 or interval.high < 0) else ()
     return {
         "difference": Cell(interval.estimate, notes=notes),
         "low": Cell(interval.low),
         "high": Cell(interval.high),
         "p": Cell(mcnemar(mine, others) if len(ours) == 1 and counts else None),
-        "images": Cell(len(counts)),
+        "images": Cell(len(counts), notes=(_INCONCLUSIVE,) if few else ()),
     }
 
 

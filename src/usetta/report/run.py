@@ -103,7 +103,7 @@ def write_report(
         long_differences=differences is not None and len(differences.rows) > _LONG,
         metrics={title: table_html(metrics_table(store, dataset)) for dataset, title in titles(run).items()},
         figures={
-            "gains": html.gains(run, reference) if reference else None,
+            "gains": html.gains(differences, reference) if differences and reference else None,
             "reliability": html.reliability(store, run),
             "skips": html.skips(store, run),
             "cost": html.cost(run),

@@ -1,4 +1,4 @@
-"""One style for all figures: a method has the same colour, marker and hatch wherever it appears.
+"""One style for all figures: a method has the same colour and marker wherever it appears.
 
 Figures are drawn at the size at which a page shows them, `WIDTH` inches or 900 pixels, with no text below 9 points.
 Their layout is final when they are returned (`finish`), so that PNG and SVG show the same. Names are never typeset as
@@ -47,43 +47,37 @@ _Marker = str | tuple[int, int, int]
 
 @dataclass(frozen=True)
 class SeriesStyle:
-    """How a method is drawn. Marker and hatch distinguish it where colours cannot, as in a black and white print."""
+    """How a method is drawn. The marker distinguishes it where colours cannot, as in a black and white print."""
 
     colour: str
     marker: _Marker
-    hatch: str
 
     def line(self, size: float = 7) -> dict[str, Any]:
         """Arguments of a line with markers; a star is larger, since it covers less of its box."""
         star = self.marker == "*" or (isinstance(self.marker, tuple) and self.marker[1] == 1)
         return {"color": self.colour, "marker": self.marker, "markersize": 1.5 * size if star else size}
 
-    def patches(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Arguments of a bar and of its outline, without which a white hatch would fray its edges."""
-        hatched = {"facecolor": self.colour, "edgecolor": "white", "hatch": self.hatch, "linewidth": 0}
-        return hatched, {"fill": False, "edgecolor": self.colour, "linewidth": 1}
-
 
 _STYLES: dict[str, SeriesStyle] = {
-    "clip": SeriesStyle(GREY, "o", "--"),
-    "strong": SeriesStyle(SKY, "v", "xx"),
-    "average": SeriesStyle(PURPLE, "P", "||"),
-    "uniform": SeriesStyle(ORANGE, "p", ".."),
-    "se": SeriesStyle(GREEN, "D", "//"),
-    "mta": SeriesStyle(PURPLE, "^", "++"),
-    "zero": SeriesStyle(SKY, "X", "oo"),
-    "tpt": SeriesStyle(BLUE, "s", "\\\\"),
-    "tpt-rce": SeriesStyle(BLUE, (3, 1, 0), "**"),
-    "c-tpt": SeriesStyle(ORANGE, "h", "////"),
-    "r-tpt": SeriesStyle(BLACK, ">", "\\\\\\\\"),
-    "rlcf": SeriesStyle(GREY, "<", "...."),
-    "ttl": SeriesStyle(GREEN, "d", "xxx"),
-    "tps": SeriesStyle(SKY, (4, 1, 0), "||||"),
-    "sts": SeriesStyle(BLACK, (6, 1, 0), "----"),
-    "rce": SeriesStyle(VERMILION, (5, 0, 180), "+++"),
-    "use": SeriesStyle(VERMILION, "*", ""),
+    "clip": SeriesStyle(GREY, "o"),
+    "strong": SeriesStyle(SKY, "v"),
+    "average": SeriesStyle(PURPLE, "P"),
+    "uniform": SeriesStyle(ORANGE, "p"),
+    "se": SeriesStyle(GREEN, "D"),
+    "mta": SeriesStyle(PURPLE, "^"),
+    "zero": SeriesStyle(SKY, "X"),
+    "tpt": SeriesStyle(BLUE, "s"),
+    "tpt-rce": SeriesStyle(BLUE, (3, 1, 0)),
+    "c-tpt": SeriesStyle(ORANGE, "h"),
+    "r-tpt": SeriesStyle(BLACK, ">"),
+    "rlcf": SeriesStyle(GREY, "<"),
+    "ttl": SeriesStyle(GREEN, "d"),
+    "tps": SeriesStyle(SKY, (4, 1, 0)),
+    "sts": SeriesStyle(BLACK, (6, 1, 0)),
+    "rce": SeriesStyle(VERMILION, (5, 0, 180)),
+    "use": SeriesStyle(VERMILION, "*"),
 }
-_MARKS = tuple((style.marker, style.hatch) for style in _STYLES.values())
+_MARKERS = tuple(style.marker for style in _STYLES.values())
 
 
 def series_styles(names: Iterable[str]) -> dict[str, SeriesStyle]:
@@ -106,10 +100,9 @@ def _derived_styles(name: str) -> Iterable[SeriesStyle]:
     number = zlib.crc32(name.encode("utf-8", "surrogatepass"))  # unlike hash(), the same in every process
     base = _STYLES.get(name.partition(":")[0].partition("+")[0])
     for colour in _rotated(COLOURS, COLOURS.index(base.colour) if base else number):
-        for marker, hatch in _rotated(_MARKS, number // len(COLOURS)):
-            similar = base is not None and hatch[:1] == base.hatch[:1]  # the same hatch, perhaps denser
-            style = SeriesStyle(colour, marker, hatch)
-            if not similar and style not in _STYLES.values():
+        for marker in _rotated(_MARKERS, number // len(COLOURS)):
+            style = SeriesStyle(colour, marker)
+            if style not in _STYLES.values():
                 yield style
 
 

@@ -1,7 +1,7 @@
 """The application with its routes and its OpenAPI document, and the process that serves it.
 
 `create_app` returns a FastAPI application whose `state.service` answers without HTTP. Middleware applies to everything
-that is mounted on it, the web page at `/` included.
+that is mounted on it, the web pages included.
 
 On SIGTERM or SIGINT the listener stays open while requests in flight are answered, so that a load balancer sees a 503
 and not a refused connection. Then the process ends with 0. A second SIGINT ends it at once.
@@ -11,7 +11,7 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
@@ -27,8 +27,9 @@ from starlette.responses import JSONResponse, Response
 from usetta import __version__, methods
 from usetta.methods.recipe import READOUTS
 from usetta.models import Model
-from usetta.serve import parsing, schemas
-from usetta.serve.middleware import BodyLimit, KeyGuard, RequestLog, ShutdownGuard
+from usetta.serve import parsing, schemas, static
+from usetta.serve.compare import EVENTS, Emit, EventStream, compare, compare_with_events
+from usetta.serve.middleware import OPEN_PATHS, BodyLimit, KeyGuard, RequestLog, ShutdownGuard
 from usetta.serve.monitoring import ServerMetrics
 from usetta.serve.parsing import ParsedRequest
 from usetta.serve.requests import answer_all, answer_one, handle_task
@@ -64,19 +65,18 @@ def create_app(settings: Settings | None = None, model: Model | None = None) -> 
         yield
         await asyncio.to_thread(service.stop)
 
-    # FastAPI's pages about its document load scripts from other hosts, so there are none.
+    # FastAPI's pages about its document load scripts from other hosts; `static` has one that does not.
     app = FastAPI(title="usetta", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
     _add_error_handlers(app)
-    _add_classify(app, service, settings.limits)
+    _add_work(app, service, settings.limits)
     _add_lists(app, service)
     _add_health(app, service, metrics)
     if settings.page:
-        from usetta.serve.page.routes import add_page  # Gradio takes seconds to import
-
-        add_page(app, service)
+        static.add_pages(app)
     app.add_middleware(BodyLimit, limit=settings.limits.upload)  # the last one added is the outermost
-    app.add_middleware(KeyGuard, keys=settings.keys)
+    open_paths = OPEN_PATHS | static.PATHS if settings.page else OPEN_PATHS
+    app.add_middleware(KeyGuard, keys=settings.keys, open_paths=open_paths)
     app.add_middleware(ShutdownGuard, service=service)
     app.add_middleware(RequestLog, metrics=metrics)
     if settings.keys:
@@ -101,11 +101,12 @@ def _add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, by_framework)
 
 
-def _add_classify(app: FastAPI, service: ModelService, limits: Limits) -> None:
+def _add_work(app: FastAPI, service: ModelService, limits: Limits) -> None:
     schema = schemas.request_schemas(limits)
     image = schemas.EXAMPLE_IMAGE
-    read_one = partial(parsing.read_one, schema=schema)
-    read_many = partial(parsing.read_many, schema=schema, most=limits.images)
+    read_one = partial(parsing.read_one, options=schema.options, request=schema.one)
+    read_many = partial(parsing.read_many, options=schema.options, request=schema.many, most=limits.images)
+    read_compare = partial(parsing.read_one, options=schema.compare_options, request=schema.compare)
 
     @app.post(
         "/v1/classify",
@@ -115,9 +116,8 @@ def _add_classify(app: FastAPI, service: ModelService, limits: Limits) -> None:
         openapi_extra=_body(schema.one, schema.options, "image", _FILE, image),
     )
     async def classify(request: Request) -> Response:
-        async def respond(parsed: ParsedRequest, task: ClassifyTask) -> Response:
-            answer = await answer_one(service, parsed, task)
-            return answer.response() if isinstance(answer, ApiError) else JSONResponse(answer)
+        async def respond(parsed: ParsedRequest[schemas.ClassifyOptions], task: ClassifyTask) -> Response:
+            return JSONResponse(await answer_one(service, parsed, task))
 
         return await handle_task(request, service, read_one, respond)
 
@@ -129,15 +129,34 @@ def _add_classify(app: FastAPI, service: ModelService, limits: Limits) -> None:
         openapi_extra=_body(schema.many, schema.options, "images", {"type": "array", "items": _FILE}, [image] * 2),
     )
     async def classify_batch(request: Request) -> Response:
-        async def respond(parsed: ParsedRequest, task: ClassifyTask) -> Response:
-            answers = await answer_all(service, parsed, task)
-            rows = [
-                {"source": upload.source, "error": answer.as_dict()} if isinstance(answer, ApiError) else answer
-                for upload, answer in zip(parsed.uploads, answers, strict=True)
-            ]
-            return JSONResponse({"answers": rows})
+        async def respond(parsed: ParsedRequest[schemas.ClassifyOptions], task: ClassifyTask) -> Response:
+            return JSONResponse({"answers": await answer_all(service, parsed, task)})
 
         return await handle_task(request, service, read_many, respond)
+
+    @app.post(
+        "/v1/compare",
+        summary="Compare several methods on one image",
+        description="All methods answer from one encoding of the image's views. With `Accept: text/event-stream` the "
+        "answer comes as server-sent events: `progress` (`stage`, `views`, `total`), then `answer` or `error`.",
+        response_model=schemas.CompareAnswer,
+        responses={200: {"content": {EVENTS: {"schema": {"type": "string"}}}}, **_errors(*_ERRORS)},
+        openapi_extra=_body(schema.compare, schema.compare_options, "image", _FILE, image),
+    )
+    async def compare_methods(request: Request) -> Response:
+        async def respond(parsed: ParsedRequest[schemas.CompareOptions], task: ClassifyTask) -> Response:
+            return JSONResponse(await compare(service, parsed, task))
+
+        async def stream(emit: Emit) -> Response:
+            async def respond(parsed: ParsedRequest[schemas.CompareOptions], task: ClassifyTask) -> Response:
+                await compare_with_events(service, parsed, task, emit)
+                return Response()
+
+            return await handle_task(request, service, read_compare, respond)
+
+        if EVENTS in request.headers.get("accept", ""):
+            return EventStream(stream)
+        return await handle_task(request, service, read_compare, respond)
 
 
 def _add_lists(app: FastAPI, service: ModelService) -> None:
@@ -146,14 +165,15 @@ def _add_lists(app: FastAPI, service: ModelService) -> None:
         named = [schemas.MethodInfo(name=name, description=methods.get(name).description) for name in methods.names()]
         return schemas.MethodList(methods=named, readouts=list(READOUTS))
 
-    @app.get("/v1/models", summary="What `model` may be", responses=_errors(401, 503))
+    @app.get("/v1/models", summary="What `model` may be, and the limits of this server", responses=_errors(401, 503))
     async def list_models() -> schemas.ServedModelList:
         service.check_ready()
         return schemas.ServedModelList(
             models=[
                 schemas.ServedModel(name=name, default=name == service.default, image_size=model.image_size)
                 for name, model in service.models.items()
-            ]
+            ],
+            limits=service.settings.limits,
         )
 
 
@@ -180,8 +200,8 @@ def _add_health(app: FastAPI, service: ModelService, metrics: ServerMetrics) -> 
 
 
 def _body(
-    request: type[schemas.ClassifyOptions],
-    options: type[schemas.ClassifyOptions],
+    request: type[schemas.SharedOptions],
+    options: type[schemas.SharedOptions],
     name: str,
     file: dict[str, Any],
     example: Any,
@@ -223,9 +243,12 @@ def _describe_keys(app: FastAPI) -> None:
 class ApiServer(uvicorn.Server):
     """Uvicorn that answers requests in flight before it ends."""
 
-    def __init__(self, config: uvicorn.Config, service: ModelService) -> None:
+    def __init__(
+        self, config: uvicorn.Config, service: ModelService, announce: Callable[[str], None] | None = None
+    ) -> None:
         super().__init__(config)
         self.service = service
+        self._announce = announce
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to shut down. Uvicorn's own handler is not called, since it would raise the signal again at the end."""
@@ -245,10 +268,16 @@ class ApiServer(uvicorn.Server):
         for listener in sockets or ():
             host, port = listener.getsockname()[:2]
             _log.info("listening", extra={"fields": {"host": host, "port": port}})
+            if self._announce is not None:
+                # All addresses of this machine are none that a browser could open.
+                name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+                self._announce(f"http://[{name}]:{port}/" if ":" in name else f"http://{name}:{port}/")
 
 
-def make_server(settings: Settings, model: Model | None = None) -> ApiServer:
-    """A server that waits for `run(sockets=[...])`."""
+def make_server(
+    settings: Settings, model: Model | None = None, announce: Callable[[str], None] | None = None
+) -> ApiServer:
+    """A server that waits for `run(sockets=[...])`; `announce` is called with its address when it listens."""
     app = create_app(settings, model)
     config = uvicorn.Config(
         app,
@@ -259,7 +288,7 @@ def make_server(settings: Settings, model: Model | None = None) -> ApiServer:
         server_header=False,
         timeout_graceful_shutdown=10,  # seconds for callers who do not read their answer
     )
-    return ApiServer(config, app.state.service)
+    return ApiServer(config, app.state.service, announce)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -271,10 +300,10 @@ def listen(host: str, port: int) -> socket.socket:
         raise OSError(f"cannot listen on {host}, port {port}: {error.strerror}") from error
 
 
-def run(settings: Settings, host: str, port: int) -> None:
+def run(settings: Settings, host: str, port: int, announce: Callable[[str], None] | None = None) -> None:
     """Serve until a signal ends it; ModelError if the models cannot be loaded."""
     listener = listen(host, port)
-    server = make_server(settings)
+    server = make_server(settings, announce=announce)
     server.run(sockets=[listener])
     if server.service.failure is not None:
         raise server.service.failure

@@ -5,8 +5,6 @@ while the server shuts down; `KeyGuard` asks for a key; `BodyLimit` counts the b
 """
 
 import asyncio
-import base64
-import binascii
 import hmac
 import logging
 import time
@@ -17,14 +15,15 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from usetta.serve import static
 from usetta.serve.monitoring import ServerMetrics
 from usetta.serve.schemas import ApiError
 from usetta.serve.service import ModelService
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 """For health checks: need no key, and are answered during shutdown."""
-QUIET_ROUTES = frozenset({"/assets/{path:path}", "/static/{path:path}"})
-"""The page's own files, dozens for each visit, which are not logged."""
+QUIET_ROUTES = frozenset({static.ROUTE})
+"""The page's own files, several for each visit, which are not logged."""
 
 _log = logging.getLogger("usetta.serve")
 
@@ -50,7 +49,7 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = uuid.uuid4().hex
+        request_id = log_fields(scope)["id"] = uuid.uuid4().hex
         status = 0
         start = time.perf_counter()
 
@@ -70,15 +69,16 @@ class RequestLog:
             failed = ApiError(500, "internal_error", "the server failed; its log says why", error_id=request_id)
             await failed.response()(scope, receive, send_with_id)
         finally:
-            self._record(scope, request_id, status, time.perf_counter() - start)
+            self._record(scope, status, time.perf_counter() - start)
 
-    def _record(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
+    def _record(self, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "other")
         self._metrics.requests.labels(route, status).inc()
         self._metrics.seconds.labels(route).observe(seconds)
-        fields = {"id": request_id, "verb": scope["method"], "route": route, "status": status}
+        more = log_fields(scope)
+        fields = {"id": more.pop("id"), "verb": scope["method"], "route": route, "status": status}
         level = logging.DEBUG if route in QUIET_ROUTES and status < 400 else logging.INFO
-        _log.log(level, "request", extra={"fields": {**fields, "ms": round(seconds * 1000, 1), **log_fields(scope)}})
+        _log.log(level, "request", extra={"fields": {**fields, "ms": round(seconds * 1000, 1), **more}})
 
 
 class ShutdownGuard:
@@ -98,37 +98,30 @@ class ShutdownGuard:
 
 
 class KeyGuard:
-    """Refuses requests without a key, if there are keys.
+    """Refuses requests without a key, if there are keys, unless their path is one of `open_paths`."""
 
-    A browser that opens the page gets a challenge for HTTP's basic authentication: the password is a key, the user name
-    does not matter. It then sends both with everything that the page loads.
-    """
-
-    def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
+    def __init__(self, app: ASGIApp, keys: tuple[str, ...], open_paths: frozenset[str]) -> None:
         self._app = app
         self._keys = [key.encode() for key in keys]
+        self._open = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if (
             scope["type"] != "http"
             or not self._keys
-            or scope["path"] in OPEN_PATHS
+            or scope["path"] in self._open
             or self._has_key(Headers(scope=scope))
         ):
             await self._app(scope, receive, send)
             return
         message = "send a key, as 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"
-        scheme = 'Basic realm="usetta: the password is a key", charset="UTF-8"' if scope["path"] == "/" else "Bearer"
-        error = ApiError(401, "unauthorized", message, headers={"www-authenticate": scheme})
+        error = ApiError(401, "unauthorized", message, headers={"www-authenticate": "Bearer"})
         await error.response()(scope, receive, send)
 
     def _has_key(self, headers: Headers) -> bool:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         sent = given.encode("latin-1")  # how headers are decoded, so that these are the bytes that were sent
-        if scheme.lower() == "basic":
-            with suppress(binascii.Error, ValueError):
-                sent = base64.b64decode(token.strip(), validate=True).partition(b":")[2]
         return sum(hmac.compare_digest(sent, key) for key in self._keys) > 0  # not `any`: all take the same time
 
 

@@ -9,7 +9,7 @@ import binascii
 import re
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
 from pydantic import ValidationError
 from python_multipart import FormParser
@@ -17,12 +17,22 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
 
 from usetta.images import ImageError
-from usetta.serve.schemas import ApiError, ClassifyOptions, RequestSchemas, invalid_request
+from usetta.serve.schemas import (
+    ApiError,
+    BatchRequest,
+    ClassifyOptions,
+    ClassifyRequest,
+    CompareOptions,
+    CompareRequest,
+    invalid_request,
+)
+
+Options = TypeVar("Options", ClassifyOptions, CompareOptions)
 
 JSON = "application/json"
 FORM = "multipart/form-data"
 
-_LISTS = ("classes", "templates")
+_LISTS = ("methods", "templates")
 _LONGEST_SOURCE = 255
 _MOST_PARTS = 10_000
 """Parts of a form. Each takes far more time than its bytes are worth, so a body full of small ones stops here."""
@@ -50,40 +60,44 @@ class Upload:
 
 
 @dataclass(frozen=True)
-class ParsedRequest:
+class ParsedRequest(Generic[Options]):
     """A request whose body has been parsed."""
 
-    options: ClassifyOptions
+    options: Options
     uploads: tuple[Upload, ...]
 
 
-def check_content_type(content_type: str, encoding: str, known: tuple[str, ...] = (FORM, JSON)) -> None:
+def check_content_type(content_type: str, encoding: str) -> None:
     """Refuse a body of an unknown type before it is read."""
     kind = content_type.partition(";")[0].strip().lower()
-    if kind not in known:
-        message = f"send {' or '.join(known)}, not {kind[:100] or 'a body without a type'}"
+    if kind not in (FORM, JSON):
+        message = f"send {FORM} or {JSON}, not {kind[:100] or 'a body without a type'}"
         raise ApiError(415, "unsupported_media_type", message)
     if encoding.strip().lower() not in ("", "identity"):
         raise ApiError(415, "unsupported_media_type", "send the body as it is, without a content encoding")
 
 
-def read_one(content_type: str, body: bytes, schema: RequestSchemas) -> ParsedRequest:
-    """A request about one image."""
+def read_one(
+    content_type: str, body: bytes, options: type[Options], request: type[ClassifyRequest] | type[CompareRequest]
+) -> ParsedRequest[Options]:
+    """A request about one image: a form with `options`, or JSON as `request`, which adds the image to them."""
     try:
         if _is_form(content_type):
-            return _from_form(content_type, body, schema, "image", most=1)
-        one = schema.one.model_validate_json(body, strict=True)
-        return ParsedRequest(one, (Upload("image", "image", one.image),))
+            return _from_form(content_type, body, options, "image", most=1)
+        one = request.model_validate_json(body, strict=True)
+        return ParsedRequest(cast(Options, one), (Upload("image", "image", one.image),))
     except ValidationError as error:
         raise invalid_request(error) from None
 
 
-def read_many(content_type: str, body: bytes, schema: RequestSchemas, most: int) -> ParsedRequest:
+def read_many(
+    content_type: str, body: bytes, options: type[ClassifyOptions], request: type[BatchRequest], most: int
+) -> ParsedRequest[ClassifyOptions]:
     """A request about several images, at most `most`."""
     try:
         if _is_form(content_type):
-            return _from_form(content_type, body, schema, "images", most)
-        many = schema.many.model_validate_json(body, strict=True)
+            return _from_form(content_type, body, options, "images", most)
+        many = request.model_validate_json(body, strict=True)
         fields = [f"images[{i}]" for i in range(len(many.images))]
         return ParsedRequest(many, tuple(map(Upload, fields, fields, many.images)))
     except ValidationError as error:
@@ -94,7 +108,7 @@ def _is_form(content_type: str) -> bool:
     return content_type.partition(";")[0].strip().lower() == FORM
 
 
-def _from_form(content_type: str, body: bytes, schema: RequestSchemas, name: str, most: int) -> ParsedRequest:
+def _from_form(content_type: str, body: bytes, options: type[Options], name: str, most: int) -> ParsedRequest[Options]:
     fields, files = _parts(content_type, body)
     if name in fields:
         raise ApiError(422, "invalid_request", f"{name}: send it as a file, with a file name", field=name)
@@ -111,7 +125,7 @@ def _from_form(content_type: str, body: bytes, schema: RequestSchemas, name: str
     uploads = tuple(
         Upload(source or field, field, content) for field, (source, content) in zip(names, sent, strict=True)
     )
-    return ParsedRequest(schema.options.model_validate(_values(fields)), uploads)
+    return ParsedRequest(options.model_validate(_values(fields)), uploads)
 
 
 def _values(fields: dict[str, list[str]]) -> dict[str, Any]:

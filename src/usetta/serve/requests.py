@@ -1,7 +1,8 @@
 """A request from its body to its answer: in a slot, in time, and only as long as the caller is connected."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -12,11 +13,12 @@ from usetta import methods
 from usetta.adaptive import ADAPTIVE, most_views
 from usetta.images import ImageError
 from usetta.methods.recipe import Recipe
+from usetta.prediction import Prediction
 from usetta.prompts import TEMPLATES
 from usetta.serve.middleware import log_fields
-from usetta.serve.parsing import ParsedRequest, check_content_type
+from usetta.serve.parsing import Options, ParsedRequest, Upload, check_content_type
 from usetta.serve.prompt_cache import PromptKey
-from usetta.serve.schemas import ApiError, ClassifyOptions, unreadable_image
+from usetta.serve.schemas import ApiError, ClassifyOptions, CompareOptions
 from usetta.serve.service import ModelService
 from usetta.serve.settings import Limits
 from usetta.serve.worker import ClassifyTask, RefusedError
@@ -50,8 +52,8 @@ async def handle(
 async def handle_task(
     request: Request,
     service: ModelService,
-    parse: Callable[[str, bytes], ParsedRequest],
-    respond: Callable[[ParsedRequest, ClassifyTask], Coroutine[Any, Any, Response]],
+    parse: Callable[[str, bytes], ParsedRequest[Options]],
+    respond: Callable[[ParsedRequest[Options], ClassifyTask], Coroutine[Any, Any, Response]],
 ) -> Response:
     """The response to a request whose body is understood by `parse`, in a thread, and answered by `respond`."""
     content_type = request.headers.get("content-type", "")
@@ -60,18 +62,21 @@ async def handle_task(
     async def process(body: bytes) -> Response:
         parsed = await asyncio.get_running_loop().run_in_executor(service.pool, parse, content_type, body)
         task = make_task(parsed.options, service)
-        (recipe,) = task.recipes
-        fields = {"method": recipe.name, "views": parsed.options.views, "images": len(parsed.uploads)}
+        names = ",".join(recipe.name for recipe in task.recipes)
+        fields = {"method": names, "views": parsed.options.views, "images": len(parsed.uploads)}
         log_fields(request.scope).update(fields)
         return await respond(parsed, task)
 
     return await handle(request, service, process)
 
 
-def make_task(options: ClassifyOptions, service: ModelService, extra_methods: Sequence[str] = ()) -> ClassifyTask:
-    """The task of `options` and of `extra_methods`; checks the limits that a schema cannot."""
+def make_task(options: ClassifyOptions | CompareOptions, service: ModelService) -> ClassifyTask:
+    """The task of `options`; checks the limits that a schema cannot."""
     limits = service.settings.limits
-    recipes = tuple(dict.fromkeys(_recipe(method, limits) for method in (options.method, *extra_methods)))
+    if isinstance(options, CompareOptions):
+        recipes = tuple(dict.fromkeys(_recipe(method, limits, "methods") for method in options.methods))
+    else:
+        recipes = (_recipe(options.method, limits, "method"),)
     model = options.model or service.default
     if model not in service.models:
         message = f"model: this server does not have {model!r}; it has {', '.join(service.models)}"
@@ -91,38 +96,58 @@ def make_task(options: ClassifyOptions, service: ModelService, extra_methods: Se
     )
 
 
-def _recipe(method: str, limits: Limits) -> Recipe:
+def _recipe(method: str, limits: Limits, field: str) -> Recipe:
     try:
         recipe = methods.get(method)
     except ValueError as error:
-        raise ApiError(422, "invalid_method", str(error), field="method") from error
+        raise ApiError(422, "invalid_method", str(error), field=field) from error
     if recipe.tunes and recipe.steps > limits.steps:
-        message = f"method: {recipe.steps} steps are more than the limit of {limits.steps}"
-        raise ApiError(422, "invalid_method", message, field="method")
+        message = f"{field}: {recipe.steps} steps are more than the limit of {limits.steps}"
+        raise ApiError(422, "invalid_method", message, field=field)
     return recipe
 
 
 async def answer_one(
-    service: ModelService, parsed: ParsedRequest, task: ClassifyTask, number: int = 0
-) -> dict[str, Any] | ApiError:
-    """The answer about one of the images, or what is wrong with it; what is wrong with the task is raised."""
+    service: ModelService, parsed: ParsedRequest[ClassifyOptions], task: ClassifyTask, number: int = 0
+) -> dict[str, Any]:
+    """The answer about one of the images."""
     upload = parsed.uploads[number]
-    try:
-        prediction = await service.predict(task, upload)
-    except ImageError as error:
-        return unreadable_image(error, upload.field)
-    except RefusedError as error:
-        raise ApiError(422, "invalid_request", str(error)) from error
-    answer = prediction.as_dict(parsed.options.top)
-    head = {"source": answer.pop("source"), "model": task.prompts.model, "method": task.recipes[0].name}
-    return head | answer
+    with refusals(upload):
+        _, (prediction,) = await service.answer(task, upload)
+    return answer_of(prediction, task, task.recipes[0], parsed.options.top)
 
 
 async def answer_all(
-    service: ModelService, parsed: ParsedRequest, task: ClassifyTask
-) -> list[dict[str, Any] | ApiError]:
-    """The answers about all images, or for each what is wrong with it."""
-    return await _gather(answer_one(service, parsed, task, number) for number in range(len(parsed.uploads)))
+    service: ModelService, parsed: ParsedRequest[ClassifyOptions], task: ClassifyTask
+) -> list[dict[str, Any]]:
+    """The answers about all images, or what is wrong with an image; what is wrong with the task is raised."""
+
+    async def answer(number: int) -> dict[str, Any]:
+        try:
+            return await answer_one(service, parsed, task, number)
+        except ApiError as error:
+            if error.code != "unreadable_image":
+                raise
+            return {"source": parsed.uploads[number].source, "error": error.as_dict()}
+
+    return await _gather(answer(number) for number in range(len(parsed.uploads)))
+
+
+def answer_of(prediction: Prediction, task: ClassifyTask, recipe: Recipe, top: int) -> dict[str, Any]:
+    """A prediction as callers see it."""
+    answer = prediction.to_dict(top)
+    return {"source": answer.pop("source"), "model": task.prompts.model, "method": recipe.name} | answer
+
+
+@contextmanager
+def refusals(upload: Upload) -> Iterator[None]:
+    """What the service says is wrong with an image or a task, as an error for the caller."""
+    try:
+        yield
+    except ImageError as error:
+        raise ApiError(422, "unreadable_image", f"{upload.field}: {error.reason}", field=upload.field) from error
+    except RefusedError as error:
+        raise ApiError(422, "invalid_request", str(error)) from error
 
 
 async def _gather(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

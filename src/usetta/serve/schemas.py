@@ -16,7 +16,6 @@ from pydantic_core import PydanticCustomError
 from starlette.responses import JSONResponse
 
 from usetta.adaptive import ADAPTIVE, STAGES, Views
-from usetta.images import ImageError
 from usetta.serve.settings import Limits
 
 EXAMPLE_IMAGE = "iVBORw0KGgoAAAANSUhEUgAAAAIAAAACCAIAAAD91JpzAAAAEklEQVR42mP4X8EgJycHwkAWABt6A6Oa77sGAAAAAElFTkSuQmCC"
@@ -55,11 +54,6 @@ class ApiError(Exception):
         return JSONResponse({"error": self.as_dict()}, status_code=self.status, headers=self.headers)
 
 
-def unreadable_image(error: ImageError, field: str) -> ApiError:
-    """An image that cannot be opened."""
-    return ApiError(422, "unreadable_image", f"{field}: {error.reason}", field=field)
-
-
 def invalid_request(error: ValidationError) -> ApiError:
     """The first thing that is wrong with a request; what was sent is not repeated."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
@@ -68,13 +62,12 @@ def invalid_request(error: ValidationError) -> ApiError:
     return ApiError(422, "invalid_request", message, field=field or None)
 
 
-class ClassifyOptions(BaseModel):
-    """What to do with an image."""
+class SharedOptions(BaseModel):
+    """What to do with an image, whatever the method."""
 
     model_config = ConfigDict(extra="forbid")
 
     classes: list[str] = Field(description="Names of the classes to choose from.", examples=[EXAMPLE_CLASSES])
-    method: str = Field("se", description="A name of `/v1/methods`, also as `tpt+se` or `use:steps=2`.")
     model: str | None = Field(None, description="A name of `/v1/models`; by default the server's own.")
     views: Views = Field(
         ADAPTIVE,
@@ -89,6 +82,21 @@ class ClassifyOptions(BaseModel):
     top: int = Field(5, ge=1, description="How many classes are ranked in the answer.")
 
 
+class ClassifyOptions(SharedOptions):
+    """What to do with an image by one method."""
+
+    method: str = Field("se", description="A name of `/v1/methods`, also as `tpt+se` or `use:steps=2`.")
+
+
+class CompareOptions(SharedOptions):
+    """What to do with an image by several methods."""
+
+    methods: list[str] = Field(
+        ["clip", "se", "use"], description="Names of `/v1/methods`, also as `tpt+se` or `use:steps=2`."
+    )
+    show_views: bool = Field(False, description="Whether the answer holds the views as small images.")
+
+
 class ClassifyRequest(ClassifyOptions):
     """One image."""
 
@@ -101,6 +109,12 @@ class BatchRequest(ClassifyOptions):
     images: list[str] = Field(description="Image files in base64.")
 
 
+class CompareRequest(CompareOptions):
+    """One image, several methods."""
+
+    image: str = Field(description="An image file in base64.", json_schema_extra={"contentEncoding": "base64"})
+
+
 @dataclass(frozen=True)
 class RequestSchemas:
     """The same with the limits of a server."""
@@ -108,26 +122,31 @@ class RequestSchemas:
     options: type[ClassifyOptions]
     one: type[ClassifyRequest]
     many: type[BatchRequest]
+    compare_options: type[CompareOptions]
+    compare: type[CompareRequest]
 
 
 def request_schemas(limits: Limits) -> RequestSchemas:
     """What a server with these limits accepts."""
     text = Annotated[str, Field(min_length=1, max_length=limits.name_length)]
-    plain = ClassifyOptions.model_fields
-    own: dict[str, Any] = {
+    plain = SharedOptions.model_fields
+    shared: dict[str, Any] = {
         "classes": (Annotated[list[text], Field(min_length=1, max_length=limits.classes)], plain["classes"]),
-        "method": (text, plain["method"]),
         "model": (text | None, plain["model"]),
         "views": (_views_type(limits.views), plain["views"]),
         "templates": (Annotated[list[text] | None, Field(max_length=limits.templates)], plain["templates"]),
     }
+    one = shared | {"method": (text, ClassifyOptions.model_fields["method"])}
     images = Annotated[list[str], Field(min_length=1, max_length=limits.images)]
+    many = one | {"images": (images, BatchRequest.model_fields["images"])}
+    methods = Annotated[list[text], Field(min_length=1, max_length=limits.methods)]
+    several = shared | {"methods": (methods, CompareOptions.model_fields["methods"])}
     return RequestSchemas(
-        create_model("ClassifyOptions", __base__=ClassifyOptions, **own),
-        create_model("ClassifyRequest", __base__=ClassifyRequest, **own),
-        create_model(
-            "BatchRequest", __base__=BatchRequest, **own, images=(images, BatchRequest.model_fields["images"])
-        ),
+        create_model("ClassifyOptions", __base__=ClassifyOptions, **one),
+        create_model("ClassifyRequest", __base__=ClassifyRequest, **one),
+        create_model("BatchRequest", __base__=BatchRequest, **many),
+        create_model("CompareOptions", __base__=CompareOptions, **several),
+        create_model("CompareRequest", __base__=CompareRequest, **several),
     )
 
 
@@ -198,6 +217,7 @@ _ANSWER: dict[str, Any] = {
         "entropies": [0.69, 0.71, 0.68, 0.4],
         "weights": [0.433333, 0.0, 0.0, 0.566667],
     },
+    "warnings": [],
 }
 
 
@@ -214,6 +234,33 @@ class ImageAnswer(BaseModel):
     ranked: list[RankedClass] = Field(description="The most probable classes.")
     zero_shot: RankedClass = Field(description="The answer of zero-shot CLIP: the image alone, nothing tuned.")
     why: Reasons
+    warnings: list[str] = Field(description="Why the answer should not be trusted, if there are reasons.")
+
+
+class ComparedAnswer(ImageAnswer):
+    """What one of the methods says."""
+
+    before_tuning: list[RankedClass] | None = Field(
+        description="The most probable classes without tuning; null where the method tunes nothing."
+    )
+    beta_range: tuple[float, float] | None = Field(
+        description="The least and the largest weight β; null where β does not depend on the image."
+    )
+
+
+class ViewAnswer(BaseModel):
+    """What the model sees in a view by itself, before tuning."""
+
+    label: str
+    entropy: float = Field(description="In nats; 0 is confident.")
+    image: str | None = Field(description="The view as a data URL (JPEG); null unless `show_views`.")
+
+
+class CompareAnswer(BaseModel):
+    """What several methods say about one image, from one encoding of its views."""
+
+    answers: list[ComparedAnswer] = Field(description="In the order of `methods`.")
+    views: list[ViewAnswer] = Field(description="By their number; 0 is the image itself.")
 
 
 class ErrorDetail(BaseModel):
@@ -266,9 +313,10 @@ class ServedModel(BaseModel):
 
 
 class ServedModelList(BaseModel):
-    """What `model` may be."""
+    """What `model` may be, and the limits of this server."""
 
     models: list[ServedModel]
+    limits: Limits
 
 
 class ServerStatus(BaseModel):

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,15 +23,14 @@ from usetta.episode import Episode
 from usetta.feature_cache import FeatureCache
 from usetta.models import Model, ModelError, load_model
 from usetta.pipeline import ImageRequest, PendingImage, Pipeline
-from usetta.prediction import Explanation, Prediction
+from usetta.prediction import Prediction
 from usetta.serve.monitoring import ServerMetrics
 from usetta.serve.parsing import Upload
 from usetta.serve.prompt_cache import LearnedContext, PromptCache, PromptKey
 from usetta.serve.schemas import ApiError
 from usetta.serve.settings import Settings
-from usetta.serve.worker import ClassifyTask, Job, JobQueue, ViewBudget, process
+from usetta.serve.worker import ClassifyTask, Job, JobQueue, TaskProgress, ViewBudget, process
 from usetta.views import ViewRecipe
-from usetta.views.show import as_bytes
 
 _KEPT_PIXELS = 4_000_000
 """An image of more pixels is not kept open between stages but decoded again: 64 requests may hold one each."""
@@ -56,8 +55,6 @@ class ModelService:
         """Why the models could not be loaded, or the model thread has ended."""
         self.in_flight = 0
         """Requests that hold a slot: being read, waiting or being answered."""
-        self.seconds_per_view: float | None = None
-        """A moving average; None before the first answer."""
         self.pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="usetta-images")
         self._metrics = metrics
         self._given = model
@@ -120,34 +117,28 @@ class ModelService:
         self.in_flight += change
         self._metrics.queue.set(self.in_flight)
 
-    async def predict(self, task: ClassifyTask, upload: Upload) -> Prediction:
-        """The prediction of the task's first method; an ImageError or RefusedError says what is wrong.
-
-        To cancel it takes the image out of the queue, unless the model is working on it.
-        """
-        _, predictions = await self._answer(task, upload, keep_pixels=False)
-        return predictions[0]
-
-    async def explain(self, task: ClassifyTask, upload: Upload) -> list[Explanation]:
-        """The prediction of every method together with the views it was made from; errors as in `predict`."""
-        episode, predictions = await self._answer(task, upload, keep_pixels=True)
-        assert episode.pixels is not None
-        views = await asyncio.get_running_loop().run_in_executor(self.pool, as_bytes, episode.pixels)
-        return [
-            Explanation(prediction, recipe.name, views)
-            for prediction, recipe in zip(predictions, task.recipes, strict=True)
-        ]
-
-    async def _answer(
-        self, task: ClassifyTask, upload: Upload, *, keep_pixels: bool
+    async def answer(
+        self,
+        task: ClassifyTask,
+        upload: Upload,
+        *,
+        keep_pixels: bool = False,
+        on_progress: Callable[[TaskProgress], None] | None = None,
     ) -> tuple[Episode, list[Prediction]]:
+        """The views of an image and the prediction of each method; an ImageError or RefusedError says what is wrong.
+
+        To cancel it takes the image out of the queue, unless the model is working on it. `on_progress` is called by any
+        thread.
+        """
         request = self._request(task, upload, keep_pixels)
         pipeline, pending = self._pipelines[task.prompts.model], PendingImage(request)
         loop = asyncio.get_running_loop()
+        if on_progress is not None:
+            on_progress(TaskProgress("waiting", 0, request.views.views))
         async with self._budget.reserve(request.views.views):
             while True:
                 await loop.run_in_executor(self.pool, _make_stage, pipeline, pending)
-                job = Job(task, upload.source, pending)
+                job = Job(task, upload.source, pending, on_progress)
                 self._queue.put(job)
                 predictions = await asyncio.wrap_future(job.result)
                 if predictions is not None:
@@ -191,9 +182,6 @@ class ModelService:
         prompts.trim()
         seconds = time.perf_counter() - start
         self._seconds_per_job += 0.1 * (seconds / len(jobs) - self._seconds_per_job)
-        per_view = seconds / sum(job.views for job in jobs)
-        before = per_view if self.seconds_per_view is None else self.seconds_per_view
-        self.seconds_per_view = before + 0.3 * (per_view - before)
         self._metrics.batches.observe(len(jobs))
         self._metrics.text_lists.set(len(prompts))
         self._metrics.text_bytes.set(prompts.nbytes)

@@ -22,6 +22,8 @@ class Limits:
     """Views of an image; adaptive requests stop there, too, if it is less than their own 64."""
     steps: int = 10
     """Tuning steps that a method may ask for (`use:steps=4`)."""
+    methods: int = 16
+    """Methods that are compared in a request."""
     images: int = 16
     """Images in a batch."""
     queue: int = 64
@@ -58,7 +60,7 @@ class Settings:
     """Keys that callers must send; without any, the server is open to all who reach it."""
     limits: Limits = Limits()
     page: bool = True
-    """Whether there is a web page at `/` beside the API."""
+    """Whether there is a web page at `/`, and one about the API at `/docs`."""
     threads: int = 2
     """Threads that decode images and make views."""
     batch_views: int = 64

@@ -13,11 +13,12 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from threading import Condition
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from usetta.classifier import TextHead
 from usetta.episode import Episode
 from usetta.methods.recipe import Recipe
+from usetta.models.parallel import observe_chunks
 from usetta.pipeline import PendingImage, Pipeline
 from usetta.prediction import Prediction
 from usetta.serve.prompt_cache import PromptCache, PromptKey
@@ -58,6 +59,18 @@ class ClassifyTask:
         return any(recipe.needs_reward for recipe in self.recipes)
 
 
+@dataclass(frozen=True)
+class TaskProgress:
+    """How far the answer about an image is."""
+
+    stage: Literal["waiting", "text", "views", "methods"]
+    """What is being done: nothing yet, encoding class names, encoding views, running the methods."""
+    views: int
+    """Views that have been encoded."""
+    total: int
+    """Views at most."""
+
+
 @dataclass(eq=False)
 class Job:
     """An image with a stage of views that waits for the model."""
@@ -66,6 +79,8 @@ class Job:
     name: str
     """Of the image, as the caller knows it."""
     pending: PendingImage
+    on_progress: Callable[[TaskProgress], None] | None = None
+    """Called by any thread."""
     result: Future[list[Prediction] | None] = field(default_factory=Future)
     """A prediction of each method, or None if the image needs more views and then another job."""
     views: int = field(init=False)
@@ -80,6 +95,15 @@ class Job:
     def is_encoded(self) -> bool:
         """Whether the stage has been through the image tower."""
         return len(self.pending.stages) < self._stages
+
+    def report(self, stage: Literal["text", "views", "methods"], more_views: int = 0) -> None:
+        """Say how far it is: `more_views` of the current stage have been encoded."""
+        if self.on_progress is None:
+            return
+        before = 0 if self.pending.episode is None else len(self.pending.episode.features)
+        total = before if self.pending.is_done else self.pending.request.views.views
+        # Two towers, or a tower in two parts, count every view twice.
+        self.on_progress(TaskProgress(stage, before + min(more_views, self.views), total))
 
 
 class ViewBudget:
@@ -166,7 +190,10 @@ def process(jobs: Sequence[Job], pipelines: Mapping[str, Pipeline], prompts: Pro
     heads: dict[Job, TextHead] = {}
 
     def prepare(batch: Sequence[Job]) -> None:
-        heads.update({job: _checked_head(job.task, prompts) for job in batch})
+        for job in batch:
+            if job.pending.episode is None:
+                job.report("text")
+            heads[job] = _checked_head(job.task, prompts)
 
     for job in jobs:
         _attempt([job], prepare, lambda job: job)
@@ -181,6 +208,7 @@ def process(jobs: Sequence[Job], pipelines: Mapping[str, Pipeline], prompts: Pro
         if not job.pending.is_done or episode is None:
             job.result.set_result(None)
             continue
+        job.report("methods")
         predictions: dict[Recipe, Prediction] = {}
         parts += [_Part(job, head, episode, recipe, predictions) for recipe in job.task.recipes]
 
@@ -205,7 +233,20 @@ def _checked_head(task: ClassifyTask, prompts: PromptCache) -> TextHead:
 
 def _encode(jobs: Sequence[Job], pipeline: Pipeline) -> None:
     # When a batch fails in the middle, some of it is encoded, and to encode that again would encode its next stage.
-    pipeline.encode([job.pending for job in jobs if not job.is_encoded])
+    waiting = [job for job in jobs if not job.is_encoded]
+    if pipeline.batches_images:
+        pipeline.encode([job.pending for job in waiting])
+        return
+    for job in waiting:
+        chunks: list[int] = []
+
+        def count(views: int, job: Job = job, chunks: list[int] = chunks) -> None:
+            chunks.append(views)
+            job.report("views", sum(chunks))
+
+        job.report("views")
+        with observe_chunks(count):
+            pipeline.encode([job.pending])
 
 
 def _predict(parts: Sequence[_Part]) -> None:

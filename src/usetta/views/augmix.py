@@ -1,8 +1,8 @@
 """AugMix on the pixels of a crop (Hendrycks et al., 2020): each operation is Pillow's to the bit, most of them faster.
 
 To the bit, because posterising and equalising make many grey levels of a difference of one. Tools were chosen by
-measurement, see docs/performance.md: bit operations on bytes are cheaper than any look-up table, whole lines cheaper
-than single pixels, and what is left stays with Pillow. An operation that changes nothing returns its argument.
+measurement, see docs/notes/performance.md: bit operations on bytes are cheaper than any look-up table, whole lines
+cheaper than single pixels, and what is left stays with Pillow. An operation that changes nothing returns its argument.
 """
 
 import threading

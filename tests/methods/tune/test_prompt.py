@@ -48,12 +48,6 @@ def test_the_first_step_has_the_same_size_in_every_coordinate(prompts: ClassProm
         torch.testing.assert_close(moved, -5e-3 * g / (g.abs() + 1e-8), atol=1e-15, rtol=1e-12)
 
 
-def test_the_size_of_the_pull_does_not_matter_at_first(prompts: ClassPrompts) -> None:
-    pull = pulls(1)
-    small, large = (tuner_of(prompts, 1).step([0], factor * pull) for factor in (1.0, 1000.0))
-    torch.testing.assert_close(small, large, atol=1e-6, rtol=0)
-
-
 def test_without_a_gradient_the_context_only_decays(prompts: ClassPrompts) -> None:
     tuner = tuner_of(prompts, 1)
     tuner.step([0], torch.zeros(1, len(NAMES), 24, dtype=torch.float64))
@@ -117,7 +111,3 @@ def test_the_prompts_are_as_they_were(prompts: ClassPrompts) -> None:
     assert prompts.context.grad is None
     assert not returned.requires_grad
     torch.testing.assert_close(tuner_of(prompts, 1).step([0], pulls(1)), tuner_of(prompts, 2).step([1], pulls(1)))
-
-
-def test_no_images_need_no_optimizer(prompts: ClassPrompts) -> None:
-    tuner_of(prompts, 0)

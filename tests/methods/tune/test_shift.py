@@ -7,22 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from methods.test_mta import episode
 from usetta import methods
-from usetta.methods.losses import Reward
 from usetta.methods.recipe import run
-from usetta.methods.stats import view_stats
 from usetta.methods.tune.shift import ShiftTuner, through_normalize
-from usetta.methods.tune.steps import logit_gradient
 
 SCALE = 20.0
-
-
-def episode(views: int, classes: int, seed: int, images: int = 2, dim: int = 12) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    centre = torch.randn(images, 1, dim, generator=generator, dtype=torch.float64)
-    features = centre + 0.8 * torch.randn(images, views, dim, generator=generator, dtype=torch.float64)
-    text = torch.randn(classes, dim, generator=generator, dtype=torch.float64)
-    return normalize(features, dim=-1), normalize(text, dim=-1)
 
 
 def probabilities(view: Tensor, text: list[Tensor]) -> Tensor:
@@ -66,24 +56,6 @@ def test_tps_is_its_definition(views: int, classes: int, steps: int) -> None:
         torch.testing.assert_close(single.probs[i].double(), naive, atol=1e-5, rtol=0)
 
 
-def test_the_first_step_has_the_published_gradient() -> None:
-    features, text = episode(64, 10, seed=3)
-    recipe = methods.get("tps")
-    stats = view_stats(recipe, SCALE * features @ text.T)
-    images = torch.arange(2)
-    views = stats.entropies.argsort(dim=1)[:, :6]
-    to_logits = logit_gradient(recipe, stats, images, views, Reward(features, text))
-    for i in range(2):
-        seen = features[i, views[i]]
-        p = (SCALE * seen @ text.T).softmax(dim=-1)
-        mean = p.mean(dim=0)
-        formula = -p * (mean.log() - (p * mean.log()).sum(dim=1, keepdim=True)) / 6
-        torch.testing.assert_close(to_logits[i], formula, atol=1e-12, rtol=0)
-        to_text = SCALE * formula.T @ seen
-        to_shift = torch.stack([g - t * (t @ g) for g, t in zip(to_text, text, strict=True)])
-        torch.testing.assert_close(through_normalize(text, to_text), to_shift, atol=1e-12, rtol=0)
-
-
 def test_the_formula_through_normalize_is_autograd_s() -> None:
     generator = torch.Generator().manual_seed(0)
     vectors, grad = (torch.randn(3, 5, 7, generator=generator, dtype=torch.float64) for _ in range(2))
@@ -119,16 +91,6 @@ def test_some_classes_alone_move_as_they_would_among_all() -> None:
     everything = ShiftTuner(text, 1, lr=1e-3, weight_decay=0.01).step([0], grad)
     moved = ShiftTuner(text, 1, lr=1e-3, weight_decay=0.01).step([0], grad[:, some], some)
     torch.testing.assert_close(moved, everything[:, some], atol=0, rtol=0)
-
-
-@pytest.mark.parametrize("name", ["tps", "tps+se", "tps+vote", "tps+mode", "tps:skip=true", "tps:steps=3"])
-def test_a_batch_is_its_images_one_by_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    features, text = episode(20, 9, seed=7, images=5)
-    together = run(methods.get(name), features, text, SCALE)
-    monkeypatch.setattr("usetta.methods.recipe._MEMORY", 0)
-    apart = run(methods.get(name), features, text, SCALE)
-    torch.testing.assert_close(together.probs, apart.probs, atol=1e-10, rtol=0)
-    assert together.skipped.tolist() == apart.skipped.tolist()
 
 
 def test_memory_for_the_shifts_is_reckoned_with(monkeypatch: pytest.MonkeyPatch) -> None:

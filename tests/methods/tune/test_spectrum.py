@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from methods.tune.test_shift import SCALE, entropy, probabilities
 from usetta import methods
 from usetta.methods.recipe import run
 from usetta.methods.tune.shift import through_normalize
 from usetta.methods.tune.spectrum import SpectrumTuner, main_directions, rank
-
-SCALE = 20.0
 
 
 def episode(views: int, classes: int, seed: int, images: int = 2, dim: int = 12) -> tuple[Tensor, Tensor]:
@@ -33,15 +32,6 @@ def naive_basis(text: Tensor) -> Tensor:
     omega = 0.56 * b**3 - 0.95 * b**2 + 1.82 * b + 1.43
     kept = sum(value > omega * statistics.median(values.tolist()) for value in values)
     return torch.from_numpy(directions[: max(1, kept)].T.copy())
-
-
-def probabilities(view: Tensor, text: list[Tensor]) -> Tensor:
-    powers = (SCALE * (torch.stack(text) @ view) - SCALE).exp()
-    return powers / powers.sum()
-
-
-def entropy(p: Tensor) -> Tensor:
-    return -(p * p.log()).sum()
 
 
 def naive_sts(features: Tensor, text: Tensor, *, steps: int, penalty: float = 0.0) -> dict[str, Tensor]:
@@ -104,19 +94,6 @@ def test_a_shift_that_all_classes_share_is_nothing_to_a_softmax_until_it_is_norm
     assert (normalised - before).abs().max() > 1e-3
 
 
-def test_the_first_step_has_the_published_gradient() -> None:
-    _, text = episode(2, 30, seed=2)
-    basis = main_directions(text)
-    assert 1 < basis.shape[1] < 12
-    grad = torch.randn(1, 30, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    formula = basis.T @ sum(g - t * (t @ g) for g, t in zip(grad[0], text, strict=True))
-    gamma = torch.zeros(basis.shape[1], dtype=torch.float64, requires_grad=True)
-    (expected,) = torch.autograd.grad(normalize(text + basis @ gamma, dim=-1), gamma, grad[0])
-    torch.testing.assert_close(formula, expected, atol=1e-12, rtol=0)
-    moved = SpectrumTuner(text, 1, lr=5e-3, weight_decay=0.01).step([0], 1e6 * grad)
-    torch.testing.assert_close(moved[0], normalize(text - 5e-3 * basis @ formula.sign(), dim=-1), atol=1e-12, rtol=0)
-
-
 def test_the_directions_are_orthonormal_and_as_many_as_stand_out() -> None:
     _, text = episode(2, 200, seed=3, dim=40)
     basis = main_directions(text)
@@ -160,11 +137,6 @@ def test_directions_are_remembered_until_the_text_changes(monkeypatch: pytest.Mo
     assert len(decompositions) == 3
 
 
-def test_a_single_class_is_itself() -> None:
-    features, text = episode(4, 1, seed=6)
-    assert run(methods.get("sts"), features, text, SCALE).probs.tolist() == [[1.0], [1.0]]
-
-
 def test_some_classes_alone_pull_by_themselves() -> None:
     _, text = episode(2, 6, seed=1)
     some = torch.tensor([4, 1])
@@ -173,22 +145,3 @@ def test_some_classes_alone_pull_by_themselves() -> None:
     basis = main_directions(text)
     sign = (basis.T @ through_normalize(text[some], grad[0]).sum(dim=0)).sign()
     torch.testing.assert_close(moved[0], normalize(text[some] - 5e-3 * basis @ sign, dim=-1), atol=1e-12, rtol=0)
-
-
-@pytest.mark.parametrize("name", ["sts", "sts+weak", "sts+se", "sts+mode", "sts:steps=3:penalty=1", "sts:skip=true"])
-def test_a_batch_is_its_images_one_by_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    features, text = episode(20, 9, seed=7, images=5)
-    together = run(methods.get(name), features, text, SCALE)
-    monkeypatch.setattr("usetta.methods.recipe._MEMORY", 0)
-    apart = run(methods.get(name), features, text, SCALE)
-    torch.testing.assert_close(together.probs, apart.probs, atol=1e-10, rtol=0)
-    assert together.skipped.tolist() == apart.skipped.tolist()
-
-
-def test_the_plug_in_reads_out_by_se_after_tuning() -> None:
-    features, text = episode(64, 20, seed=8)
-    plugged = run(methods.get("sts+se"), features, text, SCALE)
-    tuned = run(methods.get("sts+uniform"), features, text, SCALE)
-    assert (plugged.probs - run(methods.get("se"), features, text, SCALE).probs).abs().max() > 1e-6
-    assert plugged.chosen.tolist() == tuned.chosen.tolist()
-    assert torch.equal(plugged.before, run(methods.get("se"), features, text, SCALE).probs)

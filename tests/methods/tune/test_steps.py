@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 
 from methods.test_recipe import episode
 from models.tiny import TINY_VIT, disturbed
-from usetta import methods, prompts
+from usetta import methods
 from usetta.methods import recipe
 from usetta.methods.recipe import Result, run
 from usetta.methods.tune.prompt import PromptTuner
@@ -85,17 +85,6 @@ def test_a_batch_that_does_not_fit_goes_through_in_parts(
     assert parts == [2, 2, 1]
 
 
-@pytest.mark.parametrize("method", ["use:steps=2", "c-tpt+se:steps=2", "use:active=3:steps=2"])
-@pytest.mark.parametrize("memory", [1, 300_000])
-def test_memory_for_graphs_changes_no_answer(
-    method: str, memory: int, tower: TextTransformer, birds: ClassPrompts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usual = run(methods.get(method), views_of(4), birds, SCALE)
-    monkeypatch.setattr(prompts, "MEMORY", memory)
-    monkeypatch.setattr(prompts, "_AT_ONCE", 30)
-    assert_equal(run(methods.get(method), views_of(4), ClassPrompts(tower, NAMES), SCALE), usual)
-
-
 @settings(deadline=None, max_examples=25)
 @given(st.integers(2, 70), SEEDS)
 def test_where_views_agree_nothing_is_tuned_and_the_answer_is_se_s(birds: ClassPrompts, views: int, seed: int) -> None:
@@ -130,14 +119,6 @@ def test_once_the_views_agree_more_steps_change_nothing(birds: ClassPrompts) -> 
     stopped_later = still[-1] & ~still[0]
     assert stopped_later.any()
     assert (with_skip - without)[stopped_later].abs().amax(dim=1).min() > 1e-4
-
-
-@pytest.mark.parametrize("method", TUNED)
-def test_what_should_sum_to_one_does(method: str, birds: ClassPrompts) -> None:
-    result = run(methods.get(method), views_of(5), birds, SCALE)
-    for values in (result.probs, result.weak_probs, result.before, result.weights):
-        torch.testing.assert_close(values.sum(dim=1), torch.ones(5, dtype=torch.float64))
-        assert (values >= 0).all()
 
 
 @pytest.mark.parametrize("method", [method for method in TUNED if "active" not in method])
