@@ -4,7 +4,7 @@
 
 Threads open the next images and make their views while the tower encodes; how far they run ahead is bounded, so memory
 does not grow with the number of images. A device other than a CPU makes the views itself, from plans that the threads
-draw up (`views.device`): they are the same views, and 64 of them need not be uploaded. It is given the next batch before
+draw up (`views.device`): they are the same views, and 64 of them need not be uploaded. It gets the next batch before
 anybody asks about the last one, so that it computes while the host works on answers. With an adaptive request the views
 come in stages, and an image whose first views leave no doubt is done early.
 
@@ -13,7 +13,8 @@ the last bit. On other devices the views of several images fill a batch; which i
 alone, never on timing. The weak view is always encoded apart from the strong ones, so that its features are the same
 whether or not there are others.
 
-`make_stage` and `encode` are the two halves of `stream`, for a server that has threads and a queue of its own.
+`make_stage` and `encode` are the two halves of `stream`, for a server that has threads and a queue of its own; `launch`
+and `finish` are those of `encode`.
 """
 
 import time
@@ -37,8 +38,8 @@ from usetta.models.devices import SideStream, device_of, to_host
 from usetta.views import ViewRecipe, make_views
 from usetta.views.device import ViewPlan
 
-_DEVICE_VIEWS = 512
-"""Views that fill a batch of a device other than a CPU."""
+_CPU_VIEWS, _DEVICE_VIEWS = 64, 512
+"""Views that fill a batch, on a CPU and elsewhere."""
 _DEVICE_IMAGES = 8
 """Images that go through a method together there."""
 
@@ -157,6 +158,11 @@ class Pipeline:
         return self._device.type != "cpu"
 
     @property
+    def views_at_once(self) -> int:
+        """Views that fill a batch."""
+        return _DEVICE_VIEWS if self.batches_images else _CPU_VIEWS
+
+    @property
     def images_at_once(self) -> int:
         """Images that should go through a method together: one on a CPU, so that no last bit depends on neighbours."""
         return _DEVICE_IMAGES if self.batches_images else 1
@@ -166,7 +172,7 @@ class Pipeline:
         source = iter(requests)
         window: deque[_Slot] = deque()  # images under way, in the order of their requests
         waiting: deque[_Slot] = deque()  # those that need the tower, first come first served
-        launched: deque[tuple[list[_Slot], _Launch]] = deque()  # those that a device may be working on
+        launched: deque[tuple[list[_Slot], EncodeLaunch]] = deque()  # those that a device may be working on
         limit = 2 * self._threads + 1
         pool = ThreadPoolExecutor(self._threads, thread_name_prefix="usetta-views")
         try:
@@ -182,11 +188,11 @@ class Pipeline:
                     return
                 if waiting:
                     batch = [slot for slot in self._next_batch(waiting) if slot.is_made()]
-                    launched.append((batch, self._launch([slot.pending for slot in batch])))
+                    launched.append((batch, self.launch([slot.pending for slot in batch])))
                     if self.batches_images and len(launched) == 1:
                         continue  # the device gets another batch before this one is asked for
                 batch, launch = launched.popleft()
-                self._finish(launch)
+                self.finish(launch)
                 for slot in batch:
                     if not slot.pending.is_done:
                         slot.made = pool.submit(self.make_stage, slot.pending)
@@ -226,9 +232,9 @@ class Pipeline:
 
     def encode(self, images: Sequence[PendingImage]) -> None:
         """Encode the current stage of images, which has been made. Only one thread may call this at a time."""
-        self._finish(self._launch(images))
+        self.finish(self.launch(images))
 
-    def _launch(self, images: Sequence[PendingImage]) -> "_Launch":
+    def launch(self, images: Sequence[PendingImage]) -> "EncodeLaunch":
         """The first half of `encode`, which a device may not have done yet when this returns."""
         new: dict[bytes, Tensor] = {}
         with self._side.launch():
@@ -241,9 +247,9 @@ class Pipeline:
                 seconds = (time.perf_counter() - started) / len(group)
                 for pending, episode in zip(group, episodes, strict=True):
                     pending.add(episode, seconds)
-        return _Launch(images, new, self._side.mark())
+        return EncodeLaunch(images, new, self._side.mark())
 
-    def _finish(self, launch: "_Launch") -> None:
+    def finish(self, launch: "EncodeLaunch") -> None:
         """The second half: what has to wait for the device."""
         episodes = [pending.episode for pending in launch.images if pending.episode]
         results = [tensor for e in episodes for tensor in (e.features, e.reward_features, e.hidden)]
@@ -361,7 +367,7 @@ class Pipeline:
 
 
 @dataclass(frozen=True, eq=False)
-class _Launch:
+class EncodeLaunch:
     """Images whose current stage a device was told to encode."""
 
     images: Sequence[PendingImage]

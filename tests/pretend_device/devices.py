@@ -4,8 +4,8 @@ They show what only a GPU would: tensors of two devices in one operation raise, 
 stream uses before another has finished it raises. And they count what makes a GPU wait: launches, and synchronisations
 between host and device (reads, and uploads that are not asynchronous). They say nothing about speed or rounding.
 
-This module must be imported before torch, because C++ wants to know devices when it is loaded. `g++` compiles what it is
-told (`guards.cpp`). Then everything inside `with pretended():` sees the devices, also in threads that it starts.
+This module must be imported before torch, whose C++ asks for devices when it is loaded; `g++` compiles the answers
+(`guards.cpp`). Then everything inside `with pretended():` sees the devices, also in threads that it starts.
 """
 
 import contextlib
@@ -46,6 +46,7 @@ for _name in ("torch_global_deps", "c10", "torch_cpu"):
     ctypes.CDLL(str(_TORCH / "lib" / f"lib{_name}.so"), mode=ctypes.RTLD_GLOBAL)
 _GUARDS = ctypes.CDLL(str(_compiled()), mode=ctypes.RTLD_GLOBAL)
 
+# ruff: noqa: E402
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -53,7 +54,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 torch.cuda._lazy_init = lambda: None
-torch.__future__.set_overwrite_module_params_on_conversion(True)  # `module.to` cannot swap data of another class in place
+torch.__future__.set_overwrite_module_params_on_conversion(
+    True
+)  # `module.to` cannot swap data of another class in place
 
 PEAK_MEMORY = 123_456_789
 """What the pretended GPU says its peak was."""
@@ -197,21 +200,21 @@ class DeviceTensor(Tensor):
 
 
 _PRETENDED = {"cuda", "mps"}
-_FREE = """
-    empty empty_strided empty_like new_empty new_empty_strided detach detach_ alias lift lift_fresh view _unsafe_view
-    _reshape_alias as_strided split split_with_sizes unbind chunk
-""".split()
+_FREE = set(
+    "empty empty_strided empty_like new_empty new_empty_strided detach detach_ alias lift lift_fresh view _unsafe_view "
+    "_reshape_alias as_strided split split_with_sizes unbind chunk".split()
+)
 """Operations that neither launch anything nor are known to PyTorch as views."""
-_READS = """
-    _local_scalar_dense nonzero masked_select equal unique_dim _unique _unique2 unique_consecutive repeat_interleave
-    _linalg_svd _linalg_eigh
-""".split()
+_READS = set(
+    "_local_scalar_dense nonzero masked_select equal unique_dim _unique _unique2 unique_consecutive repeat_interleave "
+    "_linalg_svd _linalg_eigh".split()
+)
 """Operations whose result the host waits for, some because it decides a shape."""
 _INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put")
-_STRICT = """
-    cat stack mm bmm addmm baddbmm mv dot linear index_add index_add_ index_copy index_copy_ index_select gather scatter
-    scatter_ scatter_add scatter_add_ scatter_reduce_ embedding convolution native_layer_norm
-""".split()
+_STRICT = set(
+    "cat stack mm bmm addmm baddbmm mv dot linear index_add index_add_ index_copy index_copy_ index_select gather "
+    "scatter scatter_ scatter_add scatter_add_ scatter_reduce_ embedding convolution native_layer_norm".split()
+)
 """Operations that take no scalar of the host beside tensors of a device, as element-wise ones do."""
 
 
@@ -351,7 +354,9 @@ class _Dispatch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if _is_pretended(kwargs.get("device")) or any(isinstance(v, DeviceTensor) for v in tree_flatten((args, kwargs))[0]):
+        if _is_pretended(kwargs.get("device")) or any(
+            isinstance(v, DeviceTensor) for v in tree_flatten((args, kwargs))[0]
+        ):
             return _execute(func, args, kwargs)
         if kwargs.get("pin_memory"):  # any memory will do
             kwargs = {**kwargs, "pin_memory": False}
@@ -416,7 +421,10 @@ def pretended(kind: str = "cuda") -> Iterator[Counts]:
     import torch.optim.optimizer as optimizers
 
     _GUARDS.set_accelerator(kind == "mps")
-    available = {torch.cuda: {"is_available": lambda: kind == "cuda"}, torch.backends.mps: {"is_available": lambda: kind == "mps"}}
+    available = {
+        torch.cuda: {"is_available": lambda: kind == "cuda"},
+        torch.backends.mps: {"is_available": lambda: kind == "mps"},
+    }
     run_thread = threading.Thread.run
 
     def run(thread: threading.Thread) -> None:

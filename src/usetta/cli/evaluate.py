@@ -33,6 +33,7 @@ from usetta.cli.engines import (
     Workers,
     WorldSize,
     answers_alone,
+    for_driver,
     for_workers,
     loader,
     read_engine,
@@ -101,7 +102,9 @@ def evaluate(
         computing = {"precision": precision, "device": device, "compiled": compiled}
         load, load_reward = loader(model, **computing), loader(reward_model, **computing) if reward_model else None
         settings = EvalSettings(read_views(views), tuple(template or ()), context, augmix, half_features)
-        loaded, loaded_reward = load(), load_reward() if load_reward else None
+        gpus = where.gpus if where else 0
+        loaded = for_driver(load, gpus)()
+        loaded_reward = for_driver(load_reward, gpus)() if load_reward else None
         sizes = ", ".join(f"{dataset.name} ({len(dataset)} images)" for dataset in sets)
         echo(f"model: {described(loaded)}; {sizes}")
         try:
@@ -120,8 +123,8 @@ def evaluate(
                     threads=threads,
                     engine=where,
                     shard=shard,
-                    load=for_workers(load, gpus_per_worker),
-                    load_reward_model=for_workers(load_reward, gpus_per_worker) if load_reward else None,
+                    load=for_workers(load, gpus),
+                    load_reward_model=for_workers(load_reward, gpus) if load_reward else None,
                     log=echo,
                 )
         except KeyboardInterrupt:

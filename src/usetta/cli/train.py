@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from usetta.cli.app import ModelName, clear_errors, coop_app, echo
+from usetta.cli.app import Device, ModelName, clear_errors, coop_app, echo
 
 
 @coop_app.command("train")
@@ -13,6 +13,7 @@ def coop_train(
     folder: Annotated[Path, typer.Argument(help="Holds a folder of images for each class.", metavar="DIR")],
     out: Annotated[Path, typer.Option("--out", "-o", help="File for the context; an unfinished one is continued.")],
     model: ModelName = "auto",
+    device: Device = "auto",
     template: Annotated[
         str, typer.Option("--template", "-t", help="Its words before {} give the context its length.")
     ] = "a photo of a {}.",
@@ -46,7 +47,7 @@ def coop_train(
         shown = load_dataset(folder)
         if shown.labels is None:
             raise ValueError(f"the images of {folder} have no labels to learn from")
-        loaded = load_model(model, precision="fp32")
+        loaded = load_model(model, device=device, precision="fp32")
         echo(f"model: {loaded.name}, up to {shots} images of each of {len(shown.classes)} classes")
         paths = [item.path for item in shown]
         with FeatureCache(cache_dir() / "coop" / "features") as cache:

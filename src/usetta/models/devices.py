@@ -43,7 +43,7 @@ class SideStream:
     """Work that a CUDA device may do beside that of the current stream. Elsewhere it is done in order."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._device = device
 
     @contextmanager
@@ -57,7 +57,7 @@ class SideStream:
             yield
 
     def mark(self) -> "torch.cuda.Event | None":
-        """This point of the work."""
+        """The end of what was launched so far."""
         return None if self._stream is None else self._stream.record_event()
 
     def use(self, mark: "torch.cuda.Event | None", results: Iterable[Tensor | None]) -> None:

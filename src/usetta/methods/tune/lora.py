@@ -113,11 +113,11 @@ def tune_images(
         again = slice(None)
 
     def step(stats: ViewStats, images: TunedImages, views: Tensor) -> Tensor:
-        grad = logit_scale * (logit_gradient(recipe, stats, images.index, views, reward) @ classes)
+        grad = logit_scale * (logit_gradient(recipe, stats, images.rows, views, reward) @ classes)
         for row, image in enumerate(images.numbers):
             tuner.step(image, grad[row], views[row])
             tuned[image, again] = tuner.features(image, again).to(tuned.dtype)
-        return tie_duplicate_classes(logit_scale * (tuned[images.index] @ classes.T), classes)
+        return tie_duplicate_classes(logit_scale * (tuned[images.rows] @ classes.T), classes)
 
     last, skipped = optimize(recipe, stats, step)
     return last, tuned, skipped

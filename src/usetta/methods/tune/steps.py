@@ -22,12 +22,11 @@ if TYPE_CHECKING:
     from usetta.methods.recipe import Recipe
 
 
-
 class TunedImages(NamedTuple):
     """The images of a batch that are tuned, as the host knows them and as their device does: it is never asked."""
 
     numbers: list[int]
-    index: Tensor
+    rows: Tensor
     """(A,)"""
 
 
@@ -69,17 +68,17 @@ def tune_text(
 
     def step(stats: ViewStats, images: TunedImages, views: Tensor) -> Tensor:
         nonlocal tuned
-        own = features[images.index]
+        own = features[images.rows]
         selected = torch.take_along_dim(own, views[:, :, None], dim=1)
-        grad = logit_scale * (logit_gradient(recipe, stats, images.index, views, reward).mT @ selected)
+        grad = logit_scale * (logit_gradient(recipe, stats, images.rows, views, reward).mT @ selected)
         if recipe.dispersion:
-            grad -= recipe.dispersion * gradient(dispersion, tuned[images.index])
+            grad -= recipe.dispersion * gradient(dispersion, tuned[images.rows])
         if 0 < recipe.active < stats.logits.shape[-1]:
             logits = _step_active(recipe, tuner, stats, features, grad, images, views, logit_scale)
         else:
             moved = tuner.step(images.numbers, grad)
             if recipe.dispersion:  # nothing else reads the present text features
-                tuned = tuned.index_copy(0, images.index, moved)
+                tuned = tuned.index_copy(0, images.rows, moved)
             logits = logit_scale * (own @ moved.mT)
         return tie_duplicate_classes(logits, start)
 
@@ -102,12 +101,12 @@ def optimize(recipe: "Recipe", stats: ViewStats, step: Step) -> tuple[ViewStats,
         if recipe.skip:
             images = _without(images, stats.agrees)
         if number == 0:
-            skipped = torch.ones_like(skipped).index_fill_(0, images.index, False)
+            skipped = torch.ones_like(skipped).index_fill_(0, images.rows, False)
         if not images.numbers:
             break
         views = select(recipe, before, stats.entropies)
         logits = stats.logits.clone()
-        logits[images.index] = step(stats, images, views[images.index])
+        logits[images.rows] = step(stats, images, views[images.rows])
         stats = replace(stats, logits=logits)
     return (stats if recipe.se_stats == "pre" else view_stats(recipe, stats.logits)), skipped
 
@@ -151,7 +150,7 @@ def _step_active(
     gradient. So the less probable half of the active classes, the tail, stands in for them: it takes over their
     gradient, and their logits change by the mean change of the tail's.
     """
-    logits = stats.logits[images.index]
+    logits = stats.logits[images.rows]
     for row, image in enumerate(images.numbers):
         classes, tail = _active_classes(logits[row], views[row], recipe.active)
         own = grad[row, classes]
