@@ -22,7 +22,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import islice
 
 import torch
 from PIL import Image
@@ -97,15 +96,12 @@ class PendingImage:
     episode: Episode | None = None
     """What has been encoded so far."""
     seconds: float = 0.0
+    is_done: bool = False
+    """Whether the episode is complete."""
 
     def __post_init__(self) -> None:
         views = self.request.views.views
         self.stages = deque(stages(views) if self.request.settled else [range(views)])
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the episode is complete."""
-        return not self.stages
 
     def add(self, stage: Episode, seconds: float) -> None:
         """Take the current stage. `finish` decides whether there is another."""
@@ -124,6 +120,7 @@ class PendingImage:
         assert self.episode is not None
         if self.request.settled and features is not None and self.request.settled(features):
             self.stages.clear()
+        self.is_done = not self.stages
         if self.is_done:
             self.image = None  # where it is settled, stages that were still to come are not made
             self.episode.seconds = self.seconds
@@ -177,9 +174,9 @@ class Pipeline:
         pool = ThreadPoolExecutor(self._threads, thread_name_prefix="usetta-views")
         try:
             while True:
-                for request in islice(source, max(0, limit - len(window))):
-                    if self.batches_images:  # one batch for the tower, and one that is being made
-                        limit = max(limit, 2 * _DEVICE_VIEWS // request.views.views)
+                while len(window) < limit and (request := next(source, None)):
+                    if self.batches_images:  # two batches that were launched, and one that is being made
+                        limit = max(limit, 3 * _DEVICE_VIEWS // request.views.views)
                     pending = PendingImage(request)
                     slot = _Slot(pending, pool.submit(self.make_stage, pending))
                     window.append(slot)

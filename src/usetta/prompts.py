@@ -10,6 +10,7 @@ image needs is a pullback through that graph. CLIP's own tower runs packed (`mod
 all positions, because a bidirectional one attends to its padding.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from copy import copy
 from typing import Protocol, Self
@@ -90,7 +91,9 @@ class _Graph:
         if len(grad) == 1:  # without PyTorch's batching, which costs a tenth
             return of_image(grad[0])[None]
         # Not `is_grads_batched`, which runs many operations of the backward pass image by image.
-        gradients: Tensor = torch.vmap(of_image)(grad)
+        with warnings.catch_warnings():  # the attention of other people's towers is among the few that remain
+            warnings.filterwarnings("ignore", "There is a performance drop")
+            gradients: Tensor = torch.vmap(of_image)(grad)
         return gradients
 
 

@@ -200,22 +200,23 @@ class DeviceTensor(Tensor):
 
 
 _PRETENDED = {"cuda", "mps"}
-_FREE = set(
-    "empty empty_strided empty_like new_empty new_empty_strided detach detach_ alias lift lift_fresh view _unsafe_view "
-    "_reshape_alias as_strided split split_with_sizes unbind chunk".split()
-)
+_FREE = """
+    empty empty_strided empty_like new_empty new_empty_strided detach detach_ alias lift lift_fresh view _unsafe_view
+    _reshape_alias as_strided split split_with_sizes unbind chunk _local_scalar_dense
+"""
 """Operations that neither launch anything nor are known to PyTorch as views."""
-_READS = set(
-    "_local_scalar_dense nonzero masked_select equal unique_dim _unique _unique2 unique_consecutive repeat_interleave "
-    "_linalg_svd _linalg_eigh".split()
-)
+_READS = """
+    _local_scalar_dense nonzero masked_select equal unique_dim _unique _unique2 unique_consecutive repeat_interleave
+    _linalg_svd _linalg_eigh
+"""
 """Operations whose result the host waits for, some because it decides a shape."""
-_INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put")
-_STRICT = set(
-    "cat stack mm bmm addmm baddbmm mv dot linear index_add index_add_ index_copy index_copy_ index_select gather "
-    "scatter scatter_ scatter_add scatter_add_ scatter_reduce_ embedding convolution native_layer_norm".split()
-)
+_INDEXING = "index index_put index_put_ _index_put_impl_ _unsafe_index _unsafe_index_put"
+_STRICT = """
+    cat stack mm bmm addmm baddbmm mv dot linear index_add index_add_ index_copy index_copy_ index_select gather scatter
+    scatter_ scatter_add scatter_add_ scatter_reduce_ embedding convolution native_layer_norm
+"""
 """Operations that take no scalar of the host beside tensors of a device, as element-wise ones do."""
+_FREE, _READS, _INDEXING, _STRICT = (set(names.split()) for names in (_FREE, _READS, _INDEXING, _STRICT))
 
 
 def _is_pretended(device: Any) -> bool:
