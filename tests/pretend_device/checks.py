@@ -4,7 +4,7 @@ Each check is a function of a folder to write to; `test_pretend_device.py` says 
 tiny, so that this takes a minute.
 """
 
-# ruff: noqa: E402, I001
+# ruff: noqa: I001
 import sys
 from pathlib import Path
 
@@ -263,7 +263,7 @@ def server(_: Path) -> dict[str, Any]:
         key = PromptKey(service.default, CLASSES, None)
         recipes = methods.get("use"), methods.get("se")
         asked = (service.answer(ClassifyTask(key, recipes, VIEWS, **task), upload) for upload in uploads)
-        return [outcome for outcome in await asyncio.gather(*asked)]
+        return list(await asyncio.gather(*asked))
 
     def all_answers(device: str) -> dict[str, list[Any]]:
         service = ModelService(Settings(), ServerMetrics(), model(device))
@@ -316,7 +316,7 @@ def doctor(_: Path) -> dict[str, Any]:
 
 
 @check
-def overlap(_: Path) -> list[str]:
+def overlap(_: Path) -> str:
     """The order in which a device is given images (e) and the host waits for answers (r): eerererr, not ererer."""
     import usetta.pipeline
 
@@ -331,7 +331,7 @@ def overlap(_: Path) -> list[str]:
     marks = {"convolution": "e", "sync: read": "r"}
     order = [marks[event] for event in counts.events if event in marks]
     # The weak views of a batch and the strong ones are a convolution each.
-    return ["".join(order).replace("ee", "e")]
+    return "".join(order).replace("ee", "e")
 
 
 @check
