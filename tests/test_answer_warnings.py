@@ -41,16 +41,16 @@ def test_names_with_nearly_the_same_features_are_found(tiny_model: CLIP) -> None
     names = ["crane", "crane (bird)", "maillot"]
     assert about(tiny_model, names, turned(0.994)) == []
     (text,) = about(tiny_model, names, turned(0.996))
-    assert text == "1 pair of class names that the model hardly tells apart: 'crane' and 'crane (bird)'"
+    assert text == "1 pair of class names that the model hardly distinguishes: 'crane' and 'crane (bird)'"
     (text,) = about(tiny_model, [f"n{i}" for i in range(1500)], torch.ones(1500, 1))
-    assert text.startswith("1124250 pairs of class names that the model hardly tells apart: 'n0' and 'n1', ")
+    assert text.startswith("1124250 pairs of class names that the model hardly distinguishes: 'n0' and 'n1', ")
     assert text.endswith(" and 1124247 more")
 
 
 def test_of_very_many_names_the_spelling_is_compared(tiny_model: CLIP) -> None:
     names = [*(f"n{i}" for i in range(3000)), "Red fox", "hen", "red_fox"]
     assert about(tiny_model, names, torch.ones(len(names), 1)) == [
-        "1 pair of class names that the model hardly tells apart: 'Red fox' and 'red_fox'"
+        "1 pair of class names that the model hardly distinguishes: 'Red fox' and 'red_fox'"
     ]
 
 
@@ -64,7 +64,7 @@ def test_chance_is_a_fifth_more_than_one_of_so_many(tiny_model: CLIP) -> None:
 
 
 def test_a_classifier_warns_once_about_names_and_once_a_call_about_chance(tiny_model: CLIP) -> None:
-    classifier, pairs = Classifier(["猫", "猫"], tiny_model, "clip"), "hardly tells apart: '猫' and '猫'"
+    classifier, pairs = Classifier(["猫", "猫"], tiny_model, "clip"), "hardly distinguishes: '猫' and '猫'"
     with pytest.warns(AnswerWarning) as caught:
         first = classifier(make_image())
     assert [Path(warning.filename) for warning in caught] == [Path(__file__)] * 3
@@ -88,7 +88,7 @@ def test_the_command_line_prints_warnings_in_one_line_each(tiny_checkpoint: Path
     command = [sys.executable, "-m", "usetta", "classify", str(tmp_path), "-c", "hen,hen", "-m", "clip"]
     command += ["--model", str(tiny_checkpoint)]
     printed = [
-        "usetta: warning: 1 pair of class names that the model hardly tells apart: 'hen' and 'hen'",
+        "usetta: warning: 1 pair of class names that the model hardly distinguishes: 'hen' and 'hen'",
         "usetta: warning: 2 of 2 images: the best of 2 classes is hardly better than chance",
     ]
     for more in (["--json"], ["--out", str(tmp_path / "answers")]):

@@ -75,7 +75,7 @@ def test_a_method_costs_what_its_stages_cost_and_its_own_part(job: bench.BenchSe
         "use": 0.25 + 8 + 80 + 5 + 100,
         "use:steps=4": 0.25 + 8 + 80 + 5 + 400,
     }
-    assert messages[0] == "clip: 16.250 s, of which 5.000 s after the views are encoded"
+    assert messages[0] == "clip: 16.250 s, 5.000 s of it after encoding the views"
     assert [message.partition(": ")[0] for message in messages] == methods
     assert costs.memory == {}
 
@@ -85,7 +85,7 @@ def test_what_a_model_cannot_run_is_left_out(job: bench.BenchSettings, monkeypat
     messages: list[str] = []
     costs = bench.measure(replace(job, precision="int8"), repeat=1, memory=False, log=messages.append)
     assert list(costs.seconds) == [name for name in bench.METHODS if name != "ttl"]
-    assert messages[0].startswith("without ttl: TTL tunes the image tower")
+    assert messages[0].startswith("left out: ttl; TTL tunes the image encoder")
 
 
 def test_memory_is_that_of_a_process_of_its_own(job: bench.BenchSettings) -> None:

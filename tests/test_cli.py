@@ -6,8 +6,10 @@ import io
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -25,8 +27,8 @@ from usetta.models.precision import prepare
 CLASSES = "tabby cat,red fox,golden retriever"
 
 
-def usetta(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+def usetta(*arguments: object, stdin: bytes | None = None) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin)
 
 
 @pytest.fixture
@@ -43,6 +45,59 @@ def test_text_names_each_image_and_its_class(options: list[object], images: list
     for line, image, answer in zip(lines, images, expected, strict=True):
         assert line.startswith(f"{image}  {answer.label}  {answer.confidence:.1%}")
     assert result.stderr.startswith("model: ")
+    assert re.search(r"^5 images in \d+\.\d s, views per image: 8$", result.stderr, flags=re.MULTILINE)
+    ranked = ", ".join(f"{label}  {probability:.1%}" for label, probability in expected[0].ranked(3))
+    top = usetta("classify", images[0], *options, "--top", 3)
+    assert top.stdout.startswith(f"{images[0]}  {ranked}")
+    assert re.search(r"^1 image in \d+\.\d s, 8 views$", top.stderr, flags=re.MULTILINE)
+
+
+def test_every_kind_of_source_gives_the_same_answers(
+    options: list[object], images: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("list.txt").write_text("".join(f"images/{image.name}\n" for image in images))
+    with tarfile.open("images.tar", "w") as tar:
+        tar.add("images")
+    expected = [line.split("  ", 1)[1] for line in usetta("classify", *images, *options).stdout.splitlines()]
+    for source, prefix in (
+        ("images", "images/"),
+        ("images/*.png", "images/"),
+        ("@list.txt", "images/"),
+        ("list.txt", "images/"),
+        ("images.tar", "images.tar/images/"),
+    ):
+        result = usetta("classify", source, *options)
+        assert result.exit_code == 0, result.output
+        assert result.stdout.splitlines() == [
+            f"{prefix}{image.name}  {answer}" for image, answer in zip(images, expected, strict=True)
+        ]
+    piped = usetta("classify", "-", *options, stdin=images[2].read_bytes())
+    assert piped.stdout == f"-  {expected[2]}\n"
+
+
+def test_names_cannot_move_the_cursor_or_be_run_by_a_spreadsheet(options: list[object], images: list[Path]) -> None:
+    images[0].rename(images[0].with_name("=1+\x1b[31m\u202e\n.png"))
+    folder = images[0].parent
+    text = usetta("classify", f"{folder}/=1*", *options).stdout
+    assert text.startswith(rf"{folder}/=1+\x1b[31m\u202e\n.png  ")
+    assert len(text.splitlines()) == 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        row = next(csv.DictReader(io.StringIO(usetta("classify", ".", *options, "--csv").stdout)))
+        assert row["source"] == "'=1+\x1b[31m\u202e\n.png"
+
+
+def test_quiet_and_verbose(options: list[object], images: list[Path], tmp_path: Path) -> None:
+    quiet = usetta("classify", *images[:2], *options, "--quiet")
+    assert (len(quiet.stdout.splitlines()), quiet.stderr) == (2, "")
+    assert usetta("classify", *images[:2], *options, "-q", "--out", tmp_path / "out").stderr == ""
+    verbose = usetta("classify", *images[:2], *options, "-v")
+    assert verbose.stdout == quiet.stdout
+    assert f"{images[0]}: 8 views; the image itself counts" in verbose.stderr
+    failed = usetta("classify", *images, *options, "-v", "--method", "ues")
+    assert failed.stderr.startswith("Traceback")
+    assert failed.stderr.splitlines()[-1] == "usetta: unknown method 'ues'; did you mean 'use'?"
 
 
 def test_json_is_one_object_per_line(options: list[object], images: list[Path]) -> None:
@@ -66,29 +121,12 @@ def test_precision_reaches_the_image_tower(options: list[object], images: list[P
     assert usetta("explain", images[0], *options, "--precision", "int8", "--json").exit_code == 0
 
 
-@pytest.mark.parametrize(
-    ("given", "code", "message"),
-    [
-        (["--precision", "fp8"], 2, "usetta: unknown precision 'fp8'; known are auto, fp32, bf16, fp16, int8"),
-        (["--precision", "fp16"], 1, "usetta: fp16 is for GPUs; on a CPU use fp32, bf16 or int8"),
-        (["--precision", "int8", "--method", "ttl"], 2, "usetta: TTL tunes the image tower, which it cannot do"),
-        (["--device", "toaster"], 1, "usetta: this machine has no device 'toaster'"),
-        (["--device", "cuda:17"], 1, "usetta: this machine has no device 'cuda:17'"),
-    ],
-)
-def test_how_a_model_cannot_compute_is_an_error(
-    options: list[object], images: list[Path], given: list[str], code: int, message: str
-) -> None:
-    result = usetta("classify", *images, *options, *given)
-    assert result.exit_code == code
-    assert message in result.stderr
-    assert result.stdout == ""
-
-
 def test_csv_has_a_header_and_a_row_per_image(options: list[object], images: list[Path]) -> None:
     result = usetta("classify", *images, *options, "--csv")
     rows = list(csv.DictReader(io.StringIO(result.stdout)))
     assert [row["source"] for row in rows] == [str(image) for image in images]
+    ranked = list(csv.DictReader(io.StringIO(usetta("classify", *images, *options, "--csv", "--top", 2).stdout)))
+    assert all(0 < float(row["probability_2"]) <= float(row["probability"]) for row in ranked)
     assert all(row["label"] in CLASSES.split(",") and 0 < float(row["probability"]) <= 1 for row in rows)
 
 
@@ -117,45 +155,6 @@ def test_templates_make_an_ensemble(images: list[Path], options: list[object], t
     assert json.loads(result.stdout)["probability"] == pytest.approx(expected.confidence, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--method", "averge"], "unknown method 'averge'; did you mean 'average'?"),
-        (["--method", "tpt+see"], "unknown readout 'see'; did you mean 'se'?"),
-        (["--method", "use:step=2"], "no setting 'step'; did you mean 'steps'?"),
-        (["--method", "use:steps=many"], "'many' is no value for the setting steps"),
-        (["--method", "use:steps"], "a setting is written name=value, not 'steps'"),
-        (["--method", "use:steps=0"], "steps must be at least 1, not 0"),
-        (["--method", "use", "--views", "1"], "method 'use' compares views, so it needs at least 2, not 1"),
-        (["--method", "use", "-t", "a {}.", "-t", "the {}."], "an ensemble of templates has no single context"),
-        (["--method", "use", "-t", "{} on a photo."], "no words stand before '{}'"),
-        (["--method", "tpt:lr=1e30"], "diverged (NaN): lower its lr or its steps"),
-        (["--classes", " , "], "at least one class name"),
-        (["--classes", "@nowhere.txt"], "cannot read class names from 'nowhere.txt'"),
-        (["--template", "a photo"], "holds '{}' once"),
-        (["--views", "1"], "needs at least 2, not 1"),
-        (["--json", "--csv"], "choose one of --json and --csv"),
-        (["--views", "0"], "--views is a number from 1 on, or 'adaptive', not '0'"),
-    ],
-)
-def test_wrong_usage_exits_with_2(
-    images: list[Path], options: list[object], arguments: list[str], message: str
-) -> None:
-    result = usetta("classify", *images, *options, *arguments)
-    assert result.exit_code == 2
-    assert message in result.stderr
-    assert "Traceback" not in result.stderr
-    assert result.stdout == ""
-
-
-@pytest.mark.parametrize("arguments", [["-m", "ues"], ["-m", "use:gamma=2"], ["-m", "use", "-t", "{}."]])
-def test_explain_refuses_the_same(images: list[Path], options: list[object], arguments: list[str]) -> None:
-    result = usetta("explain", images[0], *options, *arguments)
-    assert result.exit_code == 2
-    assert "Traceback" not in result.stderr
-    assert not images[0].with_name("image-0-explained.png").exists()
-
-
 @pytest.mark.parametrize("method", ["use", "use:steps=2:skip=false", "tpt+se", "r-tpt"])
 def test_methods_that_tune_the_prompt(images: list[Path], options: list[object], tiny_model: CLIP, method: str) -> None:
     result = usetta("classify", *images, *options, "--json", "-m", method)
@@ -179,20 +178,6 @@ def test_a_residual_network_is_tuned_as_well(images: list[Path], tmp_path: Path)
     assert json.loads(result.stdout)["probability"] == pytest.approx(expected.confidence, abs=1e-4)
 
 
-def test_a_path_that_does_not_exist_and_an_empty_folder(options: list[object], tmp_path: Path) -> None:
-    result = usetta("classify", tmp_path / "nowhere.jpg", *options)
-    assert result.exit_code == 2
-    assert "nowhere.jpg: no such file or folder" in result.stderr
-    assert usetta("classify", tmp_path, *options).exit_code == 2
-
-
-def test_an_unknown_model_is_an_error_without_a_traceback(images: list[Path]) -> None:
-    result = usetta("classify", *images, "--classes", CLASSES, "--model", "ViT-B-17")
-    assert result.exit_code == 2
-    assert "unknown model 'ViT-B-17'; did you mean 'ViT-B-16'?" in result.stderr
-    assert "Traceback" not in result.stderr
-
-
 def test_explain_writes_a_figure(options: list[object], images: list[Path], tmp_path: Path) -> None:
     result = usetta("explain", images[0], *options)
     figure = images[0].with_name("image-0-explained.png")
@@ -205,15 +190,6 @@ def test_explain_writes_a_figure(options: list[object], images: list[Path], tmp_
     as_json = usetta("explain", images[0], *options, "--json", "--out", tmp_path / "f.svg")
     assert json.loads(as_json.stdout)["figure"] == str(tmp_path / "f.svg")
     assert "<svg" in (tmp_path / "f.svg").read_text(encoding="utf-8")
-
-
-def test_explain_refuses_what_it_cannot_write_or_read(options: list[object], images: list[Path]) -> None:
-    assert usetta("explain", images[0], *options, "--out", "figure.xyz").exit_code == 2
-    assert "no folder" in usetta("explain", images[0], *options, "--out", "nowhere/f.png").stderr
-    images[0].write_bytes(b"")
-    result = usetta("explain", images[0], *options)
-    assert result.exit_code == 1
-    assert "file is empty" in result.stderr
 
 
 def test_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +263,7 @@ def test_a_context_is_learned_and_used(tiny_checkpoint: Path, tmp_path: Path, mo
     learned = usetta("coop", "train", folder, *settings)
     assert (learned.exit_code, learned.stdout) == (0, f"context: {out}\n")
     assert "up to 16 images of each of 2 classes" in learned.stderr
-    assert "is finished already" in usetta("coop", "train", folder, *settings).stderr
+    assert "is already finished" in usetta("coop", "train", folder, *settings).stderr
     asked = [
         "classify",
         folder / "owl" / "0.png",

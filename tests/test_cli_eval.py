@@ -63,50 +63,6 @@ def test_bad_images_are_reported_counted_and_left_out(options: list[object], fol
     assert "1 image could not be read" in " ".join(result.stdout.split())
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--views", 8], "was made with another views: views was 4 and is 8"),
-        (["--template", "a {} in the wild."], "was made with another prompt: templates was"),
-    ],
-)
-def test_another_kind_of_run_in_the_same_directory_is_refused(
-    options: list[object], more: list[object], message: str
-) -> None:
-    assert usetta(*options, "--methods", "clip").exit_code == 0
-    result = usetta(*options, "--methods", "clip", *more)
-    assert result.exit_code == 2
-    assert message in result.stderr
-    assert "Traceback" not in result.output
-
-
-@pytest.mark.parametrize(
-    ("more", "code", "message"),
-    [
-        (["--methods", "clipp"], 2, "did you mean 'clip'"),
-        (["--seeds", "0,x"], 2, "seeds are whole numbers from 0 on, such as 0,1,2, not '0,x'"),
-        (["--methods", ","], 2, "at least one method"),
-        (["--datasets", "./nowhere"], 1, "nowhere does not exist"),
-        (["--datasets", "pats"], 2, "did you mean 'pets'"),
-    ],
-)
-def test_wrong_usage_is_an_error_in_one_line(
-    options: list[object], tmp_path: Path, more: list[object], code: int, message: str
-) -> None:
-    result = usetta(*options, *more)
-    assert result.exit_code == code, result.output
-    assert message in result.stderr
-    assert len(result.stderr.splitlines()) <= 2  # the model, and the error
-    assert result.stdout == ""
-
-
-def test_without_data_the_question_is_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("USETTA_DATA", raising=False)
-    result = usetta("--out", tmp_path / "run")
-    assert result.exit_code == 1
-    assert "which datasets?" in result.stderr
-
-
 def test_adaptive_views_and_rounded_features_are_options_and_facts(options: list[object], tmp_path: Path) -> None:
     result = usetta(*options, "--methods", "clip,se", "--views", "adaptive", "--half-features")
     assert result.exit_code == 0, result.output

@@ -168,7 +168,7 @@ def test_a_malicious_checkpoint_is_refused_and_not_run(tmp_path: Path, by: str, 
     path, flag = tmp_path / "model.pth.tar-50", tmp_path / "flag"
     content = published(some_context(), val_result=Malicious(flag, by))
     torch.save(content, path, _use_new_zipfile_serialization=as_zip)
-    with pytest.raises(ModelError, match=rf"tar-50 holds {name}, .* nothing of the file is used"):
+    with pytest.raises(ModelError, match=rf"tar-50 contains {name}, .* the file is not used"):
         load_context(path)
     assert not flag.exists()
     torch.load(path, weights_only=False)
@@ -191,10 +191,10 @@ def damaged_files() -> dict[str, tuple[object, str]]:
         "a text": (b"hello", "is damaged, or not a file with a learned context"),
         "a pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git-lfs pointer"),
         "a bad header": (b"\x08\0\0\0\0\0\0\0{broken}", "is damaged, perhaps cut off"),
-        "a number": (3, "holds no context, but a int"),
+        "a number": (3, "contains a int, not a context"),
         "no context": ({"state_dict": {"weight": full}}, "neither 'ctx' .* nor 'context' in it"),
         "no tensor": ({"state_dict": {"ctx": [1.0, 2.0]}}, "its 'ctx' is a list"),
-        "a context for each class": ({"ctx": torch.ones(10, 4, 64)}, "for each of 10 classes; only one that all"),
+        "a context for each class": ({"ctx": torch.ones(10, 4, 64)}, "for each of 10 classes; only one shared by all"),
         "a vector": ({"ctx": torch.ones(64)}, r"must be a context of floats .*, not torch.float32 of shape \(64,\)"),
         "no tokens": ({"ctx": torch.ones(0, 64)}, r"of shape \(0, 64\)"),
         "integers": ({"ctx": torch.ones(4, 64, dtype=torch.long)}, r"not torch.int64 of shape \(4, 64\)"),
@@ -202,7 +202,7 @@ def damaged_files() -> dict[str, tuple[object, str]]:
         "infinity": ({"ctx": full.half() * 1e9}, "has NaN or infinite values"),
         "CoCoOp": (
             {"state_dict": {"ctx": full, "meta_net.linear1.weight": full, "token_prefix": full}},
-            r"holds more than a context \(meta_net.linear1.weight\)",
+            r"contains more than a context \(meta_net.linear1.weight\)",
         ),
     }
 
@@ -300,7 +300,7 @@ def test_a_context_of_another_tower_is_refused(tmp_path: Path, dtype: torch.dtyp
         assert torch.equal(load_context(path, own.to(torch.bfloat16)), context)
         own.float()
         assert torch.equal(load_context(path), context)
-        with pytest.raises(ModelError, match="is for another text tower than that of tiny"):
+        with pytest.raises(ModelError, match="was learned for a different text encoder than that of tiny"):
             load_context(path, other)
     with pytest.raises(ModelError, match=r"\(it was learned with the first\)"):
         load_context(ours, other)
@@ -308,7 +308,7 @@ def test_a_context_of_another_tower_is_refused(tmp_path: Path, dtype: torch.dtyp
 
 def test_a_context_of_another_width_is_refused(tiny_model: CLIP, tmp_path: Path) -> None:
     save_context(tmp_path / "context.safetensors", some_context(width=512))
-    with pytest.raises(ModelError, match="for a text tower of width 512, but that of tiny-random has 64"):
+    with pytest.raises(ModelError, match="for a text encoder of width 512, but tiny-random has width 64"):
         load_context(tmp_path / "context.safetensors", tiny_model)
 
 
@@ -437,7 +437,7 @@ def test_a_training_that_was_stopped_continues(
     with pytest.raises(StoppedError):
         learn(tiny_model, out)
     monkeypatch.undo()
-    with pytest.raises(ModelError, match=rf"not finished \(epoch {epochs_done} of 4\): run it again"):
+    with pytest.raises(ModelError, match=rf"not finished \(epoch {epochs_done} of 4\): rerun it"):
         load_context(out)
     logged: list[str] = []
     assert torch.equal(learn(tiny_model, out, log=logged.append), expected)
@@ -497,7 +497,7 @@ def test_a_finished_training_computes_nothing(
     monkeypatch.setattr(train_module, "encode_shots", None)
     monkeypatch.setattr(train_module, "_loss", None)
     assert torch.equal(learn(tiny_model, out, log=logged.append), context)
-    assert logged == [f"{out}: the training is finished already"]
+    assert logged == [f"{out}: the training is already finished"]
     assert out.stat().st_mtime_ns == written
 
 
@@ -554,8 +554,8 @@ def test_other_files_are_never_overwritten(tiny_model: CLIP, tmp_path: Path) -> 
     save_file({"weight": torch.ones(3)}, weights)
     text.write_text("do not lose me")
     for path, reason in [
-        (ours, "holds a context, but is not the file of a training: choose another"),
-        (weights, "holds no context"),
+        (ours, "contains a context, but not the state of a training: choose another"),
+        (weights, "contains no context"),
         (text, "damaged, or not a file with a learned context"),
         (tmp_path, "is not a file"),
     ]:
@@ -619,15 +619,15 @@ def test_a_class_without_an_image_is_named(folder: Path) -> None:
 def test_labels_that_do_not_fit_are_named(tiny_model: CLIP) -> None:
     with pytest.raises(ValueError, match="there are 21 images and 20 labels"):
         train_context(tiny_model, IMAGES, LABELS[1:], CLASSES)
-    with pytest.raises(ValueError, match="label 2 names none of the 2 classes"):
+    with pytest.raises(ValueError, match="label 2 is out of range: there are 2 classes"):
         train_context(tiny_model, IMAGES, LABELS, CLASSES[:2])
-    with pytest.raises(ValueError, match="label -1 names none"):
+    with pytest.raises(ValueError, match="label -1 is out of range"):
         train_context(tiny_model, IMAGES, [-1] * 21, CLASSES)
 
 
 @pytest.mark.parametrize("template", ["{}", "{} on a photo", "a non{}"])
 def test_a_template_without_a_context_is_refused(tiny_model: CLIP, template: str) -> None:
-    with pytest.raises(ValueError, match="has no words before '{}' that a context could replace"):
+    with pytest.raises(ValueError, match="needs words before {}, which are then learned"):
         learn(tiny_model, recipe=replace(QUICK, template=template))
 
 

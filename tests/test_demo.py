@@ -108,7 +108,7 @@ def test_a_run_on_something_else_is_left_alone(images: Path, tiny_checkpoint: Pa
     command = ["demo", "--out", str(tmp_path), "--model", str(tiny_checkpoint), "--views", "2", "--methods", "clip"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 2
-    assert f"{tmp_path / 'run'} holds a run on pets; choose another folder with --out" in result.stderr
+    assert f"{tmp_path / 'run'} contains a run on pets; choose another folder with --out" in result.stderr
     with Store(tmp_path / "run", create=False) as store:
         assert list(store.facts("dataset")) == ["pets"]
 

@@ -115,7 +115,7 @@ def test_every_name_on_the_pages_is_a_method() -> None:
     assert len(names) > 50
     for name in {*names} - {"zero+se", "weak+strong"}:  # the page says that the one is an error, the other no method
         assert methods.get(name)
-    with pytest.raises(ValueError, match=re.escape("'clip+se' is that one alone")):
+    with pytest.raises(ValueError, match=re.escape("use 'clip+se'")):
         methods.get("zero+se")
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image, ImageFile, ImageOps
 
-from usetta.images import FORMATS, ImageError, find_images, image_id, open_image
+from usetta.images import FORMATS, ImageError, find_images, image_id, is_readable, open_image
 
 
 def encoded(image, file_format="PNG", **options):
@@ -71,6 +71,20 @@ def test_every_format_equals_plain_pillow_on_an_ordinary_image(file_format):
     expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
     assert np.array_equal(pixels(open_image(data)), expected)
     assert np.array_equal(pixels(open_image(data, for_benchmark=True)), expected)
+
+
+@pytest.mark.parametrize("file_format", ["AVIF", "HEIF"])
+def test_formats_that_some_installations_read(file_format):
+    if not is_readable(f".{file_format.lower()}"):
+        pytest.skip(f"this installation does not read {file_format}")
+    data = encoded(noise().resize((600, 400)), file_format, quality=95)
+    difference = pixels(open_image(data)).astype(int) - np.asarray(noise().resize((600, 400)))
+    assert np.abs(difference).mean() < 6
+    assert reason_of(data, max_pixels=239_999).startswith("has 600 x 400 pixels, more than the limit of 239,999")
+    assert reason_of(data[: len(data) // 2]) in ("file is truncated", "file is damaged or truncated")
+    exif = Image.Exif()
+    exif[0x112] = 6
+    assert open_image(encoded(noise(), file_format, exif=exif.tobytes())).size == (40, 60), "upright"
 
 
 def test_all_kinds_of_source_give_the_same_image(tmp_path):
@@ -238,7 +252,7 @@ def test_zero_bytes(tmp_path):
 def test_other_content_named_jpg(content, tmp_path):
     path = tmp_path / "cat.jpg"
     path.write_bytes(content)
-    expected = "not an image in a format that is read here (JPEG, PNG, WEBP, GIF, BMP, TIFF)"
+    expected = "not an image, or in an unsupported format (supported: JPEG, PNG, WEBP, GIF, BMP, TIFF, AVIF, HEIC)"
     assert reason_of(path) == expected
 
 
@@ -666,7 +680,7 @@ def test_find_images_errors(tmp_path):
     with pytest.raises(ImageError, match=r"nowhere: no such file or folder$"):
         find_images([tmp_path / "nowhere"])
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(ImageError, match=r": folder holds no image \(\.bmp, .*\.webp\)$") as caught:
+    with pytest.raises(ImageError, match=r": folder contains no images \(\.bmp, .*\.webp\)$") as caught:
         find_images(tmp_path)
     assert caught.value.path == str(tmp_path)
 

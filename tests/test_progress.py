@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from usetta.progress import bar, track
+from usetta.progress import bar, be_quiet, track, waiting
 
 FOUR = "clip 63.2 %, c-tpt 65.1 %, r-tpt 64.0 %, use 66.6 %"
 
@@ -80,11 +80,25 @@ def test_a_bar_without_a_text_keeps_its_description(tmp_path: Path, columns: int
     assert printed == "10\n"
 
 
+def test_a_single_step_spins_and_shows_the_work_inside(tmp_path: Path) -> None:
+    script = (
+        "import time; from usetta.progress import bar, waiting\n"
+        "with waiting('Classifying cat.jpg'):\n"
+        "    time.sleep(0.3)\n"
+        "    with bar(100000, 'Encoding class names') as tick:\n"
+        "        tick(2500, ''); time.sleep(0.3)\n"
+    )
+    drawn, _, printed = in_terminal(script, 80, tmp_path)
+    assert any(re.fullmatch(r". Classifying cat.jpg +0:00:00", line.rstrip()) for line in drawn)
+    assert any(re.fullmatch(r". Encoding class names +2500/100000 0:00:00", line.rstrip()) for line in drawn)
+    assert printed == ""
+
+
 def test_where_nobody_watches_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(track(iter("abc"), 3, "Reading")) == ["a", "b", "c"]
     with bar(10, "Evaluating", speed=True) as tick:
         tick(10, FOUR)
-    with bar(10, "Evaluating", shown=False) as tick:
+    with bar(10, "Evaluating", shown=False) as tick, waiting("Classifying"):
         tick(10, FOUR)
     assert capsys.readouterr() == ("", "")
 
@@ -98,6 +112,10 @@ def test_one_item_is_not_worth_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert list(track([1], 1, "Reading")) == [1]
     assert sys.stderr.getvalue() == ""  # type: ignore[attr-defined]
+    be_quiet(True)
+    assert list(track([1, 2], 2, "Reading")) == [1, 2]
+    assert sys.stderr.getvalue() == ""  # type: ignore[attr-defined]
+    be_quiet(False)
     assert list(track([1, 2], 2, "Reading")) == [1, 2]
     assert "2/2" in sys.stderr.getvalue()  # type: ignore[attr-defined]
 

@@ -313,10 +313,10 @@ def test_half_precision_towers_give_float32() -> None:
     ("templates", "reason"),
     [
         (["a photo of a {}.", "itap of a {}."], "an ensemble of templates has no single context"),
-        ("{}", "no words stand before '{}' in '{}'"),
-        ("<|endoftext|> or {}", "a special token stands before '{}'"),
-        ("so <|endoftext|> {}", "a special token stands before '{}'"),
-        ("a non{}", "join with a class name into other tokens"),
+        ("{}", "there are no words before '{}' in '{}'"),
+        ("<|endoftext|> or {}", "there is a special token before '{}'"),
+        ("so <|endoftext|> {}", "there is a special token before '{}'"),
+        ("a non{}", "merge with class names into other tokens"),
     ],
 )
 def test_where_there_is_no_context_features_still_are(templates: str, reason: str) -> None:
@@ -374,13 +374,13 @@ def test_the_paper_s_ensemble_has_a_name(tiny_model: CLIP) -> None:
 @pytest.mark.parametrize(
     ("classes", "templates", "message"),
     [
-        ([], "{}", "at least one class"),
+        ([], "{}", "no class names given"),
         ("cat,dog", "{}", "a list of names, not one string"),
-        (["cat", "_ "], "{}", "class 2 has an empty name"),
-        (["cat", 3], "{}", "class 2 is not a name but 3"),
+        (["cat", "_ "], "{}", "class name number 2 is empty"),
+        (["cat", 3], "{}", "class names must be strings, but number 2 is 3"),
         (["cat"], [], "at least one template"),
-        (["cat"], "a photo", "holds '{}' once"),
-        (["cat"], "{} and {}", "holds '{}' once"),
+        (["cat"], "a photo", "must contain {} once"),
+        (["cat"], "{} and {}", "must contain {} once"),
         (["cat " * 90], "a photo of a {}.", "cat cat"),
     ],
 )

@@ -151,7 +151,7 @@ def test_a_method_of_another_package_is_a_method(
     monkeypatch.setattr(methods, "METHODS", own)
     assert methods.get("theirs:steps=2").name == "theirs:steps=2"
     assert methods.names() == ["clip", "theirs"]
-    assert "the plug-in misnamed (plugin:misnamed) cannot be loaded: the recipe is called 'theirs'" in caplog.text
+    assert "the plug-in misnamed (plugin:misnamed) cannot be loaded: a recipe called 'theirs'" in caplog.text
     assert "the plug-in text (plugin:text) cannot be loaded: a method is a Recipe, not 'no recipe'" in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""When an answer should not be trusted: class names that the model cannot read or tell apart, one class, mere chance.
+"""When an answer should not be trusted: class names that the model cannot read or distinguish, one class, mere chance.
 
 The limits were chosen on the class names of ImageNet, Caltech101, CIFAR-10, Cars, DTD, Flowers102 and Pets, where they
 find two pairs of equal names and nothing else, and on lists in nine scripts, all of which they find.
@@ -43,7 +43,7 @@ def class_warnings(classes: Sequence[str], tower: TextTower, features: Tensor) -
     if alike:
         shown = [f"{classes[i]!r} and {classes[j]!r}" for i, j in pairs]
         warnings.append(
-            f"{_count(alike, 'pair')} of class names that the model hardly tells apart: {_listed(shown, alike)}"
+            f"{_count(alike, 'pair')} of class names that the model hardly distinguishes: {_listed(shown, alike)}"
         )
     return tuple(warnings)
 

@@ -96,7 +96,7 @@ def measure(
         work = partial(answer, recipe, [views], model, prompts)
         own = shortest(work, repeat, device=device_of(model))
         seconds[name] = sum(stages[stage] for stage in shared) + own
-        log(f"{name}: {seconds[name]:.3f} s, of which {own:.3f} s after the views are encoded")
+        log(f"{name}: {seconds[name]:.3f} s, {own:.3f} s of it after encoding the views")
     return Costs(seconds, peaks, stages, str(device_of(model)))
 
 
@@ -152,7 +152,7 @@ def _possible(model: Model, log: Callable[[str], object]) -> list[str]:
     try:
         require_last_blocks(model)
     except ValueError as error:
-        log(f"without ttl: {error}")
+        log(f"left out: ttl; {error}")
         return [name for name in METHODS if name != "ttl"]
     return list(METHODS)
 

@@ -25,7 +25,6 @@ from usetta import methods
 from usetta.adaptive import ADAPTIVE, Views, is_settled, most_views
 from usetta.answer_warnings import AnswerWarning, chance_warning, class_warnings, is_near_chance
 from usetta.coop import load_context
-from usetta.data.fetching import fetch_image
 from usetta.episode import Episode, answer, check
 from usetta.feature_cache import FeatureCache
 from usetta.images import SOURCES, ImageError, ImageSource, is_web_address
@@ -39,8 +38,11 @@ from usetta.progress import track
 from usetta.prompts import DEFAULT_TEMPLATE, ClassPrompts
 from usetta.views import ViewRecipe
 from usetta.views.show import as_bytes
+from usetta.web import FetchError, fetch
 
 _BLENDS = ("weak", "strong", "average", "uniform", "se")
+_MAX_BYTES = 2**28
+"""Of an image that is fetched."""
 """Readouts that give the weak view a weight β and others 1 − β."""
 
 
@@ -145,7 +147,7 @@ class Classifier:
     class name; a method that tunes the prompt takes one, with words before the name. `context` is a learned context
     for it (see `usetta.coop`). `reward_model` gives RLCF its rewards, which otherwise come from the model itself.
     `cache` is a folder that keeps features of views. `batch_size` images are answered together, by default 1 on a CPU
-    and 8 elsewhere; `threads` make views.
+    and 8 elsewhere; `threads` make views. Images of more than `max_pixels` are refused (default: 100 million).
     `allow_urls` lets images be fetched by http and https.
 
     Answers that should not be trusted come with an `AnswerWarning`, see `usetta.answer_warnings`.
@@ -168,6 +170,7 @@ class Classifier:
         cache: str | os.PathLike[str] | None = None,
         batch_size: int | None = None,
         threads: int = 2,
+        max_pixels: int | None = None,
         allow_urls: bool = False,
     ) -> None:
         if batch_size is not None and batch_size < 1:
@@ -189,6 +192,7 @@ class Classifier:
         self._head.check(self.recipe, most)
         self._views = ViewRecipe(views=most, size=self.model.image_size, augmix=augmix, seed=seed)
         self._adaptive = views == ADAPTIVE
+        self._max_pixels = max_pixels
         features = None if cache is None else FeatureCache(Path(cache).expanduser())
         self._allow_urls = allow_urls
         self._warned = False
@@ -297,7 +301,7 @@ class Classifier:
         """What the pipeline opens: the image as it was given, or a function that fetches it."""
         if not (isinstance(image, str) and is_web_address(image)):
             return image
-        return partial(fetch_image, image) if self._allow_urls else partial(_refuse_url, image)
+        return partial(_fetch, image) if self._allow_urls else partial(_refuse_url, image)
 
     def _warn(self, predictions: Sequence[Prediction] = ()) -> None:
         """Warn about the class names, but only once, and about predictions that are hardly better than chance."""
@@ -325,6 +329,7 @@ class Classifier:
             hidden=any(recipe.needs_hidden for recipe in recipes),
             reward=any(recipe.needs_reward for recipe in recipes),
             keep_pixels=keep_pixels,
+            max_pixels=self._max_pixels,
             part_of=self._views,
         )
 
@@ -375,6 +380,13 @@ def _is_one(images: object) -> bool:
     if hasattr(images, "read") or hasattr(images, "is_floating_point"):  # a file, a tensor
         return True
     return isinstance(images, str | os.PathLike | bytes | bytearray | Image.Image | np.ndarray)
+
+
+def _fetch(url: str) -> bytes:
+    try:
+        return fetch(url, _MAX_BYTES)
+    except FetchError as error:
+        raise ImageError(url, f"cannot be fetched: {error}") from error
 
 
 def _refuse_url(url: str) -> ImageSource:

@@ -121,7 +121,9 @@ def measure(model: Model, dataset: Dataset, methods: Sequence[str], views: int, 
         with Store(folder) as store:
             others = store.facts("dataset").keys() - {dataset.name}
         if others:
-            raise ValueError(f"{folder} holds a run on {', '.join(sorted(others))}; choose another folder with --out")
+            raise ValueError(
+                f"{folder} contains a run on {', '.join(sorted(others))}; choose another folder with --out"
+            )
         (folder / FILE).unlink()
     evaluate(model, [dataset], methods, folder, EvalSettings(views=views), cache=_features())
 

@@ -11,7 +11,7 @@ from usetta.methods.recipe import Hidden, Recipe, Result, Reward, run
 from usetta.models import Model
 from usetta.models.base import require_last_blocks
 from usetta.models.devices import to_host
-from usetta.prompts import DEFAULT_TEMPLATE, ClassPrompts
+from usetta.prompts import DEFAULT_TEMPLATE, ENSEMBLE, ClassPrompts, expand_templates
 
 
 @dataclass
@@ -106,13 +106,29 @@ def _answer_batch(
 
 def check(recipe: Recipe, model: Model, prompts: ClassPrompts, views: int) -> None:
     """Refuse a recipe that this model, these prompts or so few views cannot run, before any image is read."""
-    if views < 2 and not recipe.weak_only:
-        raise ValueError(f"method '{recipe.name}' compares views, so it needs at least 2, not {views}")
+    check_views(recipe, views)
     if recipe.needs_hidden:
         require_last_blocks(model)
     if recipe.needs_prompts:
         try:
             prompts.check_tunable()
         except ValueError as error:
-            hint = f"give one template with words before the name, such as {DEFAULT_TEMPLATE!r}"
-            raise ValueError(f"method '{recipe.name}' tunes the prompt, but {error}; {hint}") from error
+            raise _not_tunable(recipe, str(error)) from error
+
+
+def check_without_model(recipe: Recipe, views: int, templates: Sequence[str]) -> None:
+    """Refuse what no model could run, so that it is reported before one is loaded."""
+    check_views(recipe, views)
+    if len(expand_templates(templates)) > 1 and recipe.needs_prompts:
+        raise _not_tunable(recipe, ENSEMBLE)
+
+
+def _not_tunable(recipe: Recipe, reason: str) -> ValueError:
+    hint = f"give one template with words before the name, such as {DEFAULT_TEMPLATE!r}"
+    return ValueError(f"method '{recipe.name}' tunes the prompt, but {reason}; {hint}")
+
+
+def check_views(recipe: Recipe, views: int) -> None:
+    """Refuse a recipe that compares views where there is nothing to compare."""
+    if views < 2 and not recipe.weak_only:
+        raise ValueError(f"method '{recipe.name}' compares views, so it needs at least 2, not {views}")

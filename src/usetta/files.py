@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 
 @contextmanager
@@ -37,6 +37,11 @@ def write_atomically(target: Path, content: bytes) -> None:
     """Write a whole file at once, see `atomic_file`."""
     with atomic_file(target) as file:
         file.write(content)
+
+
+def spreadsheet_safe(cell: Any) -> Any:
+    """A cell of a CSV file; a text that a spreadsheet would execute as a formula gets a quote in front of it."""
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
 
 
 def _sync_folder(folder: Path) -> None:

@@ -4,7 +4,8 @@ A file can be opened in two ways. People's own images are opened as people see t
 transparency over white, 16-bit greys scaled to 8 bits. Benchmarks (`for_benchmark=True`) get what published loaders
 compute, Pillow's plain `convert("RGB")`, which does none of this.
 
-Only formats on a short list are tried, and the pixel limit is checked on the header, before anything is decoded. The
+Only formats on a short list are tried, and the pixel limit is checked on the header, before anything is decoded. AVIF
+and HEIC are on the list where Pillow or pillow-heif can decode them, which is found out when the first one is met. The
 formats are opened through Pillow's registry instead of `Image.open`, because the latter compares with a process-wide
 limit of its own and warns, and silencing a warning is process-wide too, which worker threads must not do.
 """
@@ -16,8 +17,10 @@ import os
 import stat
 import struct
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, Protocol, TypeAlias, cast
 
@@ -35,6 +38,8 @@ from PIL import (  # the plug-ins register themselves when they are imported
     WebPImagePlugin,  # noqa: F401
 )
 
+from usetta import web
+
 
 class TensorLike(Protocol):
     """A tensor of torch, which this module does without."""
@@ -49,13 +54,26 @@ ImageSource: TypeAlias = (
 )
 SOURCES = "a path, bytes, a binary file, a PIL image, a numpy array or a torch tensor"
 
+MAX_PIXELS = 100_000_000
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-"""What is opened. JPEG includes MPO, the JPEG of phones with several images, of which the first is taken."""
+"""What is always opened. JPEG includes MPO, the JPEG of phones with several images, of which the first is taken."""
 
 SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"},
 )
-"""What `find_images` takes for an image in a folder (in any case)."""
+"""What is always taken for an image in a folder (in any case)."""
+
+_BRANDS = {
+    "AVIF": frozenset({b"avif", b"avis"}),
+    "HEIC": frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"}),
+}
+"""Formats that are opened where the installation can, by what their files call themselves."""
+_OPTIONAL_SUFFIXES = {".avif": "AVIF", ".heic": "HEIC", ".heif": "HEIC", ".hif": "HEIC"}
+_REMEDIES = {"AVIF": "pip install -U 'pillow>=11.3'", "HEIC": "pip install 'usetta[heif]'"}
+_OTHER_SUFFIXES = frozenset(
+    {".jxl", ".jp2", ".psd", ".svg", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2"}
+)
+"""Images that nothing opens here; in a folder they are counted rather than passed over in silence."""
 
 _CHANNELS = (1, 3, 4)
 _UPRIGHT = {
@@ -86,7 +104,7 @@ class _RefusedError(Exception):
     """A reason that this module gives, to be joined with the image's name."""
 
 
-def open_image(source: ImageSource, *, for_benchmark: bool = False, max_pixels: int = 100_000_000) -> Image.Image:
+def open_image(source: ImageSource, *, for_benchmark: bool = False, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Return the image in mode RGB, fully loaded, independent of its source and without metadata.
 
     `source` is a path, the bytes of a file, a binary file object (read from its start, left open), a PIL image, or an
@@ -117,6 +135,14 @@ def is_web_address(text: str) -> bool:
     return text.lower().startswith(("http://", "https://"))
 
 
+def fetch_image(url: str, max_bytes: int = 2**28) -> bytes:
+    """The file behind an http or https address, within the limits of `web`."""
+    try:
+        return web.fetch(url, max_bytes)
+    except web.FetchError as error:
+        raise ImageError(url, f"cannot be fetched: {error}") from error
+
+
 def image_id(image: Image.Image) -> str:
     """Return a hash of the size and RGB pixels: the id of an image that has no id in a dataset."""
     rgb = image if image.mode == "RGB" else image.convert("RGB")
@@ -134,6 +160,40 @@ def file_digest(path: str | os.PathLike[str]) -> str:
         raise ImageError(_name(path), _reason(error)) from error
 
 
+def is_readable(suffix: str) -> bool:
+    """Whether files with this suffix are taken for images in a folder."""
+    suffix = suffix.lower()
+    return suffix in SUFFIXES or (suffix in _OPTIONAL_SUFFIXES and _can_open(_OPTIONAL_SUFFIXES[suffix]))
+
+
+def is_ignored(suffix: str) -> bool:
+    """Whether files with this suffix are images that this installation cannot read."""
+    suffix = suffix.lower()
+    return (suffix in _OPTIONAL_SUFFIXES or suffix in _OTHER_SUFFIXES) and not is_readable(suffix)
+
+
+def describe_ignored(counts: Mapping[str, int]) -> str:
+    """A line about files that were passed over, by suffix, with what would make them readable."""
+    kinds = [
+        f"{count} {suffix} ({_REMEDIES.get(_OPTIONAL_SUFFIXES.get(suffix, ''), 'convert to JPEG or PNG')})"
+        for suffix, count in sorted(counts.items(), key=lambda item: -item[1])
+    ]
+    total = sum(counts.values())
+    return f"{total} {'file' if total == 1 else 'files'} ignored: {', '.join(kinds)}"
+
+
+@cache
+def _can_open(name: str) -> bool:
+    """Whether this installation decodes AVIF or HEIC."""
+    try:
+        if name == "AVIF":
+            return bool(import_module("PIL.AvifImagePlugin").SUPPORTED)
+        import_module("pillow_heif").register_heif_opener(thumbnails=False)
+    except ImportError:
+        return False
+    return True
+
+
 def find_images(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[Path]:
     """Return the image files that `paths` stand for, in the order given.
 
@@ -148,7 +208,7 @@ def find_images(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
         if path.is_dir():
             below = sorted(_images_below(path))
             if not below:
-                raise ImageError(str(path), f"folder holds no image ({', '.join(sorted(SUFFIXES))})")
+                raise ImageError(str(path), f"folder contains no images ({', '.join(sorted(SUFFIXES))})")
             images += below
         elif path.exists():
             images.append(path)
@@ -170,7 +230,7 @@ def _images_below(root: Path) -> Iterator[Path]:
         seen.add(real)
         folders[:] = [folder for folder in folders if not folder.startswith(".")]  # in place: `walk` goes on with it
         for name in names:
-            if not name.startswith(".") and Path(name).suffix.lower() in SUFFIXES:
+            if not name.startswith(".") and is_readable(Path(name).suffix):
                 yield Path(parent, name)
 
 
@@ -242,17 +302,32 @@ def _rewound(stream: IO[bytes]) -> IO[bytes]:
 
 def _read_header(stream: IO[bytes]) -> ImageFile.ImageFile:
     """Recognise the format and read size and mode; no pixel is decoded."""
-    prefix = stream.read(16)
+    prefix = stream.read(64)
     if not isinstance(prefix, bytes):
         raise _RefusedError("a file object must be open in binary mode")
     if not prefix:
         raise _RefusedError("file is empty")
+    stream.seek(0)
     for name in FORMATS:
         factory, accepts = Image.OPEN[name]
         if accepts is not None and accepts(prefix) is True:
-            stream.seek(0)
             return factory(stream, "")
-    raise _RefusedError(f"not an image in a format that is read here ({', '.join(FORMATS)})")
+    brand = _brand(prefix)
+    if not brand:
+        raise _RefusedError(f"not an image, or in an unsupported format (supported: {', '.join(FORMATS)}, AVIF, HEIC)")
+    if not _can_open(brand):
+        raise _RefusedError(f"{brand} images cannot be read by this installation: {_REMEDIES[brand]}")
+    factory, _ = Image.OPEN["HEIF" if brand == "HEIC" else brand]
+    return factory(stream, "")
+
+
+def _brand(prefix: bytes) -> str | None:
+    """AVIF or HEIC, which share a container: the brands stand after the length and the name of its first box."""
+    if prefix[4:8] != b"ftyp":
+        return None
+    length = int.from_bytes(prefix[:4], "big")
+    brands = {prefix[8:12], *(prefix[i : i + 4] for i in range(16, min(length, len(prefix)), 4))}
+    return next((name for name, own in _BRANDS.items() if brands & own), None)
 
 
 def _from_tensor(tensor: Any) -> NDArray[Any]:

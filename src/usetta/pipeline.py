@@ -295,7 +295,7 @@ class Pipeline:
             for i, tensor in zip(missing, fresh, strict=True):
                 features[i] = tensor.half().float() if self._cache and self._cache.half else tensor
                 if self._cache:
-                    new[group[i].keys[place]] = tensor
+                    new[group[i].keys[place]] = self._moved(tensor)
             by_tower.append([self._moved(tensor) for tensor in features if tensor is not None])
         rewards = by_tower[1] if len(by_tower) > 1 else [None] * len(group)
         return [

@@ -2,13 +2,17 @@
 
 It is drawn by rich and is one line whatever the width of the terminal: no column but the bar itself may wrap, since a
 second line would be left behind at every update. Where a text is shown beside it, such as the accuracy so far, a narrow
-terminal shows the text rather than the bar.
+terminal shows the text rather than the bar. Work inside of other work (class names that are encoded when the first
+image needs them) has a line of its own below, as long as it takes.
 """
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 Item = TypeVar("Item")
 Tick = Callable[[int, str], None]
@@ -16,12 +20,53 @@ Tick = Callable[[int, str], None]
 
 _WIDE = 110
 """Columns of a terminal that has space for the bar and a text."""
+_quiet = False
+_current: "Progress | None" = None
+"""What is drawn now: two independent displays would overwrite each other."""
 _SPEED_PERIOD = 600
 """Seconds that the speed is the mean of. A batch of images may take a minute, and rich's own 30 s would see none."""
 
 
-def track(items: Iterable[Item], total: int, description: str, shown: bool | None = None) -> Iterator[Item]:
-    """`items`, behind a bar if `shown`, or by default if there are several and standard error is a terminal."""
+def be_quiet(quiet: bool) -> None:
+    """Show no bars in this process, or show them again."""
+    global _quiet
+    _quiet = quiet
+
+
+@contextmanager
+def waiting(description: str) -> Iterator[None]:
+    """A spinner and the seconds so far, for work of one step; it disappears when the work is done."""
+    if _quiet or _current or not sys.stderr.isatty():
+        yield
+        return
+    import rich.progress as rich
+    from rich.console import Console
+    from rich.text import Text
+
+    class CountColumn(rich.MofNCompleteColumn):
+        """How many of how many, for work inside of this."""
+
+        def render(self, task: rich.Task) -> Text:
+            return Text() if task.total is None else super().render(task)
+
+    columns = (rich.SpinnerColumn(), rich.TextColumn("{task.description}", markup=False), CountColumn())
+    progress = rich.Progress(
+        *columns,
+        rich.TimeElapsedColumn(),
+        console=Console(stderr=True),
+        redirect_stdout=sys.stdout.isatty(),
+        transient=True,
+    )
+    with _drawn(progress):
+        progress.add_task(description, total=None, text="")
+        yield
+
+
+def track(items: Iterable[Item], total: int | None, description: str, shown: bool | None = None) -> Iterator[Item]:
+    """`items`, behind a bar if `shown`, or by default if there are several and standard error is a terminal.
+
+    The total is None where nobody knows it yet.
+    """
     with _bar(total, description, shown, speed=False, text=False) as tick:
         for item in items:
             yield item
@@ -36,9 +81,16 @@ def bar(total: int, description: str, shown: bool | None = None, *, speed: bool 
 
 
 @contextmanager
-def _bar(total: int, description: str, shown: bool | None, *, speed: bool, text: bool) -> Iterator[Tick]:
-    if not (total > 1 and sys.stderr.isatty() if shown is None else shown):
+def _bar(total: int | None, description: str, shown: bool | None, *, speed: bool, text: bool) -> Iterator[Tick]:
+    if not ((total is None or total > 1) and sys.stderr.isatty() and not _quiet if shown is None else shown):
         yield lambda done, text: None
+        return
+    if outer := _current:
+        inner = outer.add_task(description, total=total, text="")
+        try:
+            yield lambda done, text: outer.update(inner, advance=done)
+        finally:
+            outer.remove_task(inner)
         return
     import rich.progress as rich
     from rich.console import Console
@@ -70,6 +122,17 @@ def _bar(total: int, description: str, shown: bool | None, *, speed: bool, text:
         # terminal and wrong for a file or a pipe: answers must stay on standard output.
         redirect_stdout=sys.stdout.isatty(),
     )
-    with progress:
+    with _drawn(progress):
         task = progress.add_task(description, total=total, text="")
         yield lambda done, text: progress.update(task, advance=done, text=text)
+
+
+@contextmanager
+def _drawn(progress: "Progress") -> Iterator[None]:
+    global _current
+    _current = progress
+    try:
+        with progress:
+            yield
+    finally:
+        _current = None

@@ -23,8 +23,12 @@ from torch.utils.checkpoint import checkpoint
 from usetta.models.base import TextTower
 from usetta.models.clip import TextTransformer
 from usetta.models.packed import PackedTexts
+from usetta.progress import bar
 
 DEFAULT_TEMPLATE = "a photo of a {}."
+
+ENSEMBLE = "an ensemble of templates has no single context"
+"""Why several templates cannot be tuned."""
 
 TEMPLATES = {
     "ensemble": (
@@ -49,6 +53,9 @@ of images, chunk by chunk.
 
 _BYTES_PER_TEXT = 2048
 """Of the objects around the numbers of one text, which outweigh them where texts are short; measured."""
+
+_LONG_LIST = 2000
+"""Texts that take so long to encode that people are shown a bar."""
 
 _AT_ONCE, _DEVICE_AT_ONCE = 1024, 2**15
 """Tokens computed at a time where no graph is built, on a CPU and on a GPU.
@@ -112,14 +119,12 @@ class ClassPrompts:
         templates: str | Sequence[str] = DEFAULT_TEMPLATE,
         context: Tensor | None = None,
     ) -> None:
-        given = [templates] if isinstance(templates, str) else templates
-        templates = [template for name in given for template in TEMPLATES.get(name, (name,))]
+        templates = expand_templates(templates)
         _check_classes(classes)
-        _check_templates(templates)
         names = [name.replace("_", " ") for name in classes]
         with torch.inference_mode(False):  # indices made in it could not take part in a backward pass
             filled = [_Template(tower, template, names) for template in templates]
-        self._fixed = filled[0].fixed if len(filled) == 1 else "an ensemble of templates has no single context"
+        self._fixed = filled[0].fixed if len(filled) == 1 else ENSEMBLE
         if context is not None:
             self.check_tunable()
             filled[0].replace(context)
@@ -249,9 +254,12 @@ class _Template:
             return self._texts.encode(contexts, first, last)
 
         columns = []
-        for first, last in self._chunks(limit):
-            images = max(1, limit // self._tokens(first, last))
-            columns.append(torch.cat([chunk(split, first, last) for split in torch.split(contexts, images)]))
+        texts = len(self._texts.lengths)
+        with bar(texts, "Encoding class names", None if texts >= _LONG_LIST else False) as tick:
+            for first, last in self._chunks(limit):
+                images = max(1, limit // self._tokens(first, last))
+                columns.append(torch.cat([chunk(split, first, last) for split in torch.split(contexts, images)]))
+                tick(last - first, "")
         return torch.cat(columns, 1)[:, self._row]
 
     def pullback(self, grad: Tensor) -> Tensor:
@@ -335,15 +343,15 @@ def _find_context(tower: TextTower, template: str, ids: Tensor) -> tuple[int, in
     words = template.partition("{}")[0]
     empty, alone = tower.tokenize(["", words])
     if torch.equal(empty, alone):
-        return 0, 0, f"no words stand before '{{}}' in {template!r}"
+        return 0, 0, f"there are no words before '{{}}' in {template!r}"
     length = len(empty)
     start = int((empty != alone).nonzero()[0])
     n = next(n for n in range(1, length) if torch.equal(alone[start + n :], empty[start : length - n]))
     if torch.isin(alone[start : start + n], empty).any():
-        return 0, 0, f"a special token stands before '{{}}' in {template!r}"
+        return 0, 0, f"there is a special token before '{{}}' in {template!r}"
     # Such as "un{}", whose last token depends on the name.
     if not (ids[:, : start + n] == alone[: start + n]).all():
-        return 0, 0, f"the words before '{{}}' in {template!r} join with a class name into other tokens"
+        return 0, 0, f"the words before '{{}}' in {template!r} merge with class names into other tokens"
     return start, n, ""
 
 
@@ -368,19 +376,24 @@ def _check_classes(classes: Sequence[str]) -> None:
     if isinstance(classes, str):
         raise ValueError(f"classes must be a list of names, not one string ({classes!r})")
     if not classes:
-        raise ValueError("there must be at least one class")
+        raise ValueError("no class names given")
     for position, name in enumerate(classes, start=1):
         if not isinstance(name, str):
-            raise ValueError(f"class {position} is not a name but {name!r}")
+            raise ValueError(f"class names must be strings, but number {position} is {name!r}")
         if not name.replace("_", " ").strip():
-            raise ValueError(f"class {position} has an empty name")
+            raise ValueError(f"class name number {position} is empty")
 
 
-def _check_templates(templates: Sequence[str]) -> None:
-    if not templates:
+def expand_templates(templates: str | Sequence[str]) -> list[str]:
+    """The templates with those that have a name written out; one without a place for the class name is an error."""
+    given = [templates] if isinstance(templates, str) else templates
+    expanded = [template for name in given for template in TEMPLATES.get(name, (name,))]
+    if not expanded:
         raise ValueError("there must be at least one template")
-    for template in templates:
+    for template in expanded:
         if template.count("{}") != 1:
             raise ValueError(
-                f"a template holds '{{}}' once, where the class name goes; this one does not: {template!r}"
+                f"a template must contain {{}} once, in place of the class name, as in {DEFAULT_TEMPLATE!r}; "
+                f"got {template!r}"
             )
+    return expanded

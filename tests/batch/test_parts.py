@@ -1,5 +1,6 @@
 """Predictions on disk: complete files or none, one kind in a directory, and several processes that write to it."""
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,7 +39,7 @@ def test_rows_come_back_as_they_were_and_a_directory_reads_as_one_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "_MAX_ROWS", 3)
-    out = tmp_path / "predictions.parquet"
+    out = tmp_path / "predictions"
     with Parts(out, FACTS) as opened:
         for number in range(7):
             opened.add(answer(number))
@@ -92,9 +93,9 @@ def test_slow_rows_are_written_in_time(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"views": 8}, "were made with another views: it was 4 and is 8. Choose another directory with --out"),
-        ({"model": {"name": "other"}}, 'another model: it was {"name": "tiny"} and is {"name": "other"}'),
-        ({"seed": 1}, "another seed: it was null and is 1"),
+        ({"views": 8}, "were made with other settings (views was 4 and is now 8): choose another --out"),
+        ({"model": {"name": "other"}}, 'model was {"name": "tiny"} and is now {"name": "other"}'),
+        ({"seed": 1}, "seed was null and is now 1"),
     ],
 )
 def test_predictions_with_other_settings_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -106,11 +107,34 @@ def test_predictions_with_other_settings_are_refused(tmp_path: Path, change: dic
     assert len(read(tmp_path)) == 1
 
 
+def test_one_file_is_continued_and_its_parts_survive_a_kill(tmp_path: Path) -> None:
+    out = tmp_path / "answers.parquet"
+    with Parts(out, FACTS) as opened:
+        opened.add(answer(0))
+        opened.add(bad(1))
+    assert [row["key"] for row in read(out)] == ["0.png", "1.png"]
+    killed = Parts(out, FACTS)
+    assert list(killed.finished()) == [("zoo", "0.png")]
+    killed.add(answer(2))
+    killed.flush()
+    killed._lock.close()
+    assert not out.exists()
+    with Parts(out, FACTS) as opened:
+        assert list(opened.finished()) == [("zoo", "0.png"), ("zoo", "2.png")]
+        left = tmp_path / "left"
+        shutil.copytree(opened.folder, left)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["answers.parquet", "left"]
+    left.rename(tmp_path / "answers.parquet.parts")  # a process that died after it had written the file
+    with Parts(out, FACTS) as opened:
+        assert list(opened.finished()) == [("zoo", "0.png"), ("zoo", "2.png")]
+    assert [row["key"] for row in read(out)] == ["0.png", "2.png"]
+
+
 def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("...")
-    with pytest.raises(OutputError, match="does not hold predictions but other files"):
+    with pytest.raises(OutputError, match="contains other files than predictions"):
         Parts(tmp_path, FACTS)
-    with pytest.raises(OutputError, match="is a file; predictions go to a directory"):
+    with pytest.raises(OutputError, match="is a file: give a directory, or a file name that ends in .parquet"):
         Parts(tmp_path / "thesis.tex", FACTS)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -169,7 +193,7 @@ def test_several_ranks_write_to_one_directory_each_its_own_parts(tmp_path: Path)
             second.add(answer(5))
     assert sorted(row["key"] for row in read(tmp_path) if not row["error"]) == [f"{n}.png" for n in (0, 1, 2, 3, 5)]
     assert len(read(tmp_path)) == 5
-    with pytest.raises(OutputError, match="another views"):
+    with pytest.raises(OutputError, match="views was 4 and is now 8"):
         Parts(tmp_path, FACTS | {"views": 8}, Shard(1, 2))
 
 

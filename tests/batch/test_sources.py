@@ -14,9 +14,12 @@ import pytest
 from PIL import Image
 
 from conftest import make_image
+from data.server import Shelf, serve
+from usetta import images as image_files
+from usetta import web
 from usetta.batch import sources
-from usetta.batch.sources import BatchImage, SourceError, check, images
-from usetta.images import ImageError, open_image
+from usetta.batch.sources import BatchImage, SourceError, SourceOptions, check, images
+from usetta.images import ImageError, describe_ignored, open_image
 
 
 def png(seed: int) -> bytes:
@@ -25,8 +28,12 @@ def png(seed: int) -> bytes:
     return file.getvalue()
 
 
+URLS = SourceOptions(allow_urls=True)
+
+
 def identities(*places: object, column: str | None = None) -> list[tuple[str, str]]:
-    return [(image.source, image.key) for image in images([str(place) for place in places], column)]
+    options = SourceOptions(column, allow_urls=True)
+    return [(image.source, image.key) for image in images([str(place) for place in places], options)]
 
 
 def opened(image: BatchImage) -> Image.Image:
@@ -94,7 +101,7 @@ def test_a_pattern_an_image_and_a_relative_folder(zoo: Path, monkeypatch: pytest
 def test_a_list_holds_paths_relative_to_itself_and_urls(zoo: Path, written: str) -> None:
     names = zoo / "list.txt"
     names.write_text(f"b/1.png\n\n {zoo / 'a.png'} \nfile://{zoo / 'b/2.png'}\nnowhere.png\n", encoding="utf-8-sig")
-    *three, absent = images([written.format(names)])
+    *three, absent = images([written.format(names)], URLS)
     assert {image.source for image in three} == {str(names)}
     assert [image.key for image in three] == ["b/1.png", str(zoo / "a.png"), f"file://{zoo / 'b/2.png'}"]
     assert [same(image, seed) for image, seed in zip(three, (2, 1, 0), strict=True)] == [True] * 3
@@ -138,7 +145,7 @@ def test_what_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.Monke
     shard = archive(tmp_path / "shard.tar", {"a.png": png(1)})
     rows = table(tmp_path / "a.parquet", image=[png(1)])
     for place in (str(shard), f"file://{tmp_path / 'a.png'}", str(rows)):
-        (image,) = images([place])
+        (image,) = images([place], URLS)
         with pytest.raises(ImageError, match="file is larger than the limit of 10 bytes"):
             image.read()
 
@@ -162,7 +169,7 @@ def test_parquet_with_paths_with_bytes_and_with_both(zoo: Path) -> None:
     first, second, bad = images([str(data)])
     assert [first.key, second.key, bad.key] == ["0", "1", "2"]
     assert same(second, 5)
-    with pytest.raises(ImageError, match="not an image in a format"):
+    with pytest.raises(ImageError, match="not an image, or in an unsupported format"):
         opened(bad)
     hub = table(
         zoo / "hub.parquet", image=[{"bytes": png(6), "path": "x.png"}, {"bytes": None, "path": "a.png"}], label=[0, 1]
@@ -175,18 +182,24 @@ def test_parquet_with_paths_with_bytes_and_with_both(zoo: Path) -> None:
 
 def test_the_column_of_a_parquet_file_must_be_given_if_it_is_not_clear(tmp_path: Path) -> None:
     file = table(tmp_path / "t.parquet", a=["1.png"], b=["2.png"], n=[1])
-    with pytest.raises(SourceError, match="may hold images; choose with --column: a, b"):
+    with pytest.raises(SourceError, match="may hold images, choose one with --column: a, b"):
         identities(file)
     assert identities(file, column="b") == [(str(file), "2.png")]
-    with pytest.raises(SourceError, match="has no column 'c'; it has a, b, n"):
+    with pytest.raises(SourceError, match="has no column 'c'; its columns are a, b, n"):
         identities(file, column="c")
-    with pytest.raises(SourceError, match="the column 'n' of .* holds neither paths nor bytes but int64"):
+    with pytest.raises(SourceError, match="column 'n' of .* holds int64, neither paths nor bytes"):
         identities(file, column="n")
-    with pytest.raises(SourceError, match="has no column of paths or of bytes; it has n"):
+    with pytest.raises(SourceError, match="has no column of paths or image bytes; its columns are n"):
         identities(table(tmp_path / "n.parquet", n=[1]))
     (tmp_path / "text.parquet").write_text("no table")
-    with pytest.raises(SourceError, match="is not a Parquet file"):
+    with pytest.raises(SourceError, match="is damaged or not a Parquet file"):
         identities(tmp_path / "text.parquet")
+
+
+@pytest.fixture
+def shelf() -> Iterator[Shelf]:
+    with serve() as shelf:
+        yield shelf
 
 
 @pytest.fixture
@@ -201,22 +214,66 @@ def memory(zoo: Path) -> Iterator[Any]:
 
 
 def test_urls_are_folders_patterns_lists_tables_tars_and_images(memory: Any, tmp_path: Path) -> None:
-    all_images = list(images(["memory://zoo"]))
+    all_images = list(images(["memory://zoo"], URLS))
     assert sorted(image.key for image in all_images) == ["a.png", "b/1.png", "b/2.png", "b/deep/x.JPEG"]
     assert same(next(image for image in all_images if image.key == "b/1.png"), 2)
-    (image,) = images(["memory://zoo/a.png"])
+    (image,) = images(["memory://zoo/a.png"], URLS)
     assert same(image, 1)
     assert [key for _, key in identities("memory://zoo/b/*.png")] == ["memory:///zoo/b/1.png", "memory:///zoo/b/2.png"]
     memory.pipe("/zoo/list.txt", b"b/1.png\nmemory://zoo/a.png\n")
-    assert [same(image, n) for image, n in zip(images(["@memory://zoo/list.txt"]), (2, 1), strict=True)] == [True] * 2
+    assert [same(image, n) for image, n in zip(images(["@memory://zoo/list.txt"], URLS), (2, 1), strict=True)] == [
+        True
+    ] * 2
     memory.pipe("/zoo/s.tar", archive(tmp_path / "s.tar", {"0.png": png(7)}).read_bytes())
     memory.pipe("/zoo/t.parquet", table(tmp_path / "t.parquet", path=["a.png"]).read_bytes())
-    tar, row = images(["memory://zoo/s.tar", "memory://zoo/t.parquet"])
+    tar, row = images(["memory://zoo/s.tar", "memory://zoo/t.parquet"], URLS)
     assert same(tar, 7)
     assert same(row, 1)
-    (absent,) = images(["memory://zoo/absent.png"])
+    (absent,) = images(["memory://zoo/absent.png"], URLS)
     with pytest.raises(ImageError, match="cannot be fetched: no such file"):
         absent.read()
+
+
+def test_web_servers_are_asked_within_limits_and_only_if_allowed(
+    zoo: Path, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf.files = {"a.png": png(1), "s.tar": archive(zoo / "s.tar", {"0.png": png(7)}).read_bytes(), "l.txt": b"a.png"}
+    shelf.redirects = {"/moved.png": "/a.png", "/loop.png": "/loop.png", "/ftp.png": "ftp://example.org/a.png"}
+    places = [f"{shelf.url}/{name}" for name in ("a.png", "moved.png?size=*", "s.tar", "l.txt")]
+    shelf.redirects["/moved.png?size=*"] = "/a.png"
+    assert [same(image, seed) for image, seed in zip(images(places, URLS), (1, 1, 7, 1), strict=True)] == [True] * 4
+    with pytest.raises(SourceError, match=r"a\.png: URLs are opened only with --allow-urls"):
+        check(places)
+    (zoo / "list.txt").write_text(places[0])
+    (refused,) = images([str(zoo / "list.txt")])
+    assert (refused.name, refused.problem) == (places[0], "URLs are opened only with --allow-urls")
+
+    def reason(name: str) -> str:
+        (image,) = images([f"{shelf.url}/{name}"], URLS)
+        with pytest.raises(ImageError) as caught:
+            image.read()
+        return caught.value.reason
+
+    assert reason("absent.png") == "cannot be fetched: HTTP 404 Not Found"
+    assert "redirect" in reason("loop.png")
+    assert reason("ftp.png").endswith("redirected to ftp://example.org/a.png, which is neither http nor https")
+    monkeypatch.setattr(sources, "MAX_BYTES", 10)
+    assert reason("a.png") == "cannot be fetched: file is larger than the limit of 10 bytes"
+    monkeypatch.setattr(sources, "MAX_BYTES", 10**6)
+    monkeypatch.setattr(web, "SECONDS", -1.0)
+    assert reason("a.png") == "cannot be fetched: the server took longer than -1 s"
+    assert len([path for path, _, _ in shelf.requests if path == "/loop.png"]) <= web.REDIRECTS + 1
+
+
+def test_images_that_cannot_be_read_here_are_counted(zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_files, "_can_open", lambda name: name == "AVIF")
+    for name in ("1.heic", "b/2.HEIC", "3.avif", "4.dng", ".5.heic", "6.txt"):
+        (zoo / name).touch()
+    options = SourceOptions()
+    assert "3.avif" in [image.key for image in images([str(zoo)], options)]
+    assert describe_ignored(options.ignored) == (
+        "3 files ignored: 2 .heic (pip install 'usetta[heif]'), 1 .dng (convert to JPEG or PNG)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -232,8 +289,8 @@ def test_missing_sources_are_reported(source: str, message: str) -> None:
     pytest.importorskip("fsspec")
 
     def use() -> None:
-        check([source])
-        for _ in images([source]):
+        check([source], URLS)
+        for _ in images([source], URLS):
             pass
 
     with pytest.raises(SourceError, match=message):

@@ -81,9 +81,7 @@ def test_missing_images_are_counted_and_named(tmp_path: Path) -> None:
 
 def test_a_list_without_images_is_reported(tmp_path: Path) -> None:
     make_split(tmp_path, "caltech101", images=False)
-    with pytest.raises(
-        DataError, match=r"its images are not in .*expected is a folder caltech-101/101_ObjectCategories"
-    ):
+    with pytest.raises(DataError, match=r"its images are not in .*expected a folder caltech-101/101_ObjectCategories"):
         load_dataset("caltech101", tmp_path)
 
 
@@ -107,7 +105,7 @@ GOOD = ["a.jpg", 0, "cat"]
 def test_a_malformed_list_is_reported(tmp_path: Path, content: Any, why: str) -> None:
     file = make_split(tmp_path, "pets")
     file.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
-    with pytest.raises(DataError, match=rf"{list_file('pets')} cannot be used: .*{why}.*; download it anew"):
+    with pytest.raises(DataError, match=rf"{list_file('pets')} cannot be used: .*{why}.*; download it again"):
         load_dataset("pets", tmp_path)
 
 
@@ -247,7 +245,7 @@ def test_folders_of_other_kinds_are_passed_over(tmp_path: Path) -> None:
 
 def test_validation_images_in_one_heap_are_reported(tmp_path: Path) -> None:
     put(tmp_path / "imagenet/images/val", ["ILSVRC2012_val_00000001.JPEG"])
-    with pytest.raises(DataError, match=r"the images lie in .*val itself; sort them into one folder for each wnid"):
+    with pytest.raises(DataError, match=r"the images are directly in .*val; sort them into one folder per class"):
         load_dataset("imagenet", tmp_path)
 
 

@@ -1,12 +1,13 @@
 """Names, aliases, roots, and what `check` says."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
 from data.miniature import LAYOUTS, SPLITS, make_aircraft, make_class_folders, make_split, put, small
-from usetta.data import DataError, UnknownDatasetError, check, list_datasets, load_dataset
+from usetta.data import DataError, UnknownDatasetError, check, list_datasets, load_dataset, load_datasets
 from usetta.data.benchmark import BENCHMARKS
 from usetta.data.load import check_one
 from usetta.data.named import DATASETS
@@ -63,7 +64,10 @@ def test_a_name_like_nothing_gets_the_list(tmp_path: Path) -> None:
 def test_the_root_may_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_split(tmp_path, "pets")
     monkeypatch.delenv("USETTA_DATA", raising=False)
-    with pytest.raises(DataError, match=r"where is pets\?; give the folder of the datasets, or set USETTA_DATA"):
+    with pytest.raises(
+        DataError,
+        match=r"no folder given for the dataset pets; pass .* \(--data\), or set USETTA_DATA",
+    ):
         load_dataset("pets")
     monkeypatch.setenv("USETTA_DATA", str(tmp_path))
     assert len(load_dataset("pets")) == 3
@@ -73,7 +77,7 @@ def test_a_name_is_not_a_path_unless_it_looks_like_one(tmp_path: Path, monkeypat
     put(tmp_path, ["pets/cat/a.jpg", "zoo/emu/b.jpg"])
     monkeypatch.delenv("USETTA_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match="where is pets"):
+    with pytest.raises(DataError, match="no folder given for the dataset pets"):
         load_dataset("pets")
     assert load_dataset("./pets").classes == ("cat",)
     assert load_dataset("zoo").classes == ("emu",)
@@ -89,9 +93,9 @@ def test_a_path_that_does_not_exist(missing: str) -> None:
 
 def test_sets_with_names_of_their_own_take_no_others(tmp_path: Path) -> None:
     put(tmp_path, ["emu/b.jpg"])
-    with pytest.raises(ValueError, match="pets has class names of its own"):
+    with pytest.raises(ValueError, match="pets has its own class names"):
         load_dataset("pets", tmp_path, classes=["cat"])
-    with pytest.raises(ValueError, match="are its folders"):
+    with pytest.raises(ValueError, match="are those of its folders"):
         load_dataset(tmp_path, classes=["cat"])
 
 
@@ -164,13 +168,13 @@ def test_check_of_something_malformed(tmp_path: Path) -> None:
     (tmp_path / "fgvc_aircraft" / "variants.txt").unlink()
     reports = check(tmp_path, ["pets", "imagenet", "aircraft"])
     assert [report.state for report in reports] == ["broken"] * 3
-    assert reports[0].todo == "Download it anew."
-    assert reports[1].todo == "Sort them into one folder for each wnid."
-    assert reports[2].todo == "Move its folder away and fetch the dataset anew."
+    assert reports[0].todo == "Download it again."
+    assert reports[1].todo == "Sort them into one folder per class (wnid)."
+    assert reports[2].todo == "Move its folder away and fetch the dataset again."
     (tmp_path / "imagenet-a" / "n01498041").mkdir(parents=True)
     empty = check(tmp_path, ["imagenet-a"])[0]
     assert (empty.state, empty.problem) == ("broken", "imagenet-a has no images")
-    assert empty.todo == "Move its folder away and fetch it anew."
+    assert empty.todo == "Move its folder away and fetch it again."
 
 
 def test_check_of_class_folders(tmp_path: Path) -> None:
@@ -181,3 +185,16 @@ def test_check_of_class_folders(tmp_path: Path) -> None:
     part = check_one(small("imagenet-a", 201, 200), tmp_path)
     assert (part.state, part.images, part.missing) == ("incomplete", 200, 1)
     assert part.problem == "1 classes have no images, the first is n01498041; 200 images instead of 201"
+
+
+def test_a_folder_of_datasets_is_not_one_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_split(tmp_path, "pets")
+    put(tmp_path, ["birds/emu/a.jpg", "birds/owl/b.jpg", "cars/1.jpg", "notes/read.me"])
+    for name in ("birds", "cars"):
+        images = [path.relative_to(tmp_path / name).as_posix() for path in sorted((tmp_path / name).rglob("*.jpg"))]
+        items = [{"path": image, "label": f"class {number}"} for number, image in enumerate(images)]
+        (tmp_path / name / "manifest.json").write_text(json.dumps(items))
+    monkeypatch.setitem(DATASETS._values, "pets", small("pets", 3, 4))
+    datasets = load_datasets([], tmp_path)
+    assert [(dataset.name, len(dataset)) for dataset in datasets] == [("pets", 3), ("birds", 2), ("cars", 1)]
+    assert [dataset.name for dataset in load_datasets([], tmp_path / "birds")] == ["birds"]

@@ -216,7 +216,7 @@ def test_a_worker_and_a_node_are_killed_and_the_results_are_those_of_the_local_e
     evaluate(four_blocks(), [dataset], METHODS, tmp_path / "local", **options)
     assert (done.images, done.rows, done.failed) == (60, 174, 1), "nothing is done twice"
     assert_close(content(out), content(tmp_path / "local"))
-    damaged = f"things: {dataset.ids[11]}: not an image in a format"
+    damaged = f"things: {dataset.ids[11]}: not an image, or in an unsupported format"
     assert Counter(message.startswith(damaged) for message in messages) == Counter({True: 2, False: 2})
     again = evaluate(four_blocks(), [dataset], METHODS, out, **options)
     assert (again.images, again.rows) == (2, 0), "only the damaged image is tried again"

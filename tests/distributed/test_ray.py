@@ -123,7 +123,7 @@ def test_suspects_are_retried_alone_and_the_deadly_one_fails_after_three_deaths(
 
 
 def test_workers_that_cannot_start_end_the_run() -> None:
-    with pytest.raises(EngineError, match=r"3 workers in a row died while they loaded the model \(RayError\)"):
+    with pytest.raises(EngineError, match=r"3 workers in a row died while loading the model \(RayError\)"):
         run(FakeRay(fails_to_start=True), fours(3))
 
 
@@ -204,7 +204,7 @@ def test_without_ray_the_extra_is_named_unless_there_is_nothing_to_do(monkeypatc
     ("address", "error", "message"),
     [
         ("127.0.0.1:1", EngineError, "cannot connect to 127.0.0.1:1 .*ray start --head"),
-        ("somewhere", ValueError, "an address is 'auto', 'local' or host:port, not 'somewhere'"),
+        ("somewhere", ValueError, "--address must be auto, local or HOST:PORT, not 'somewhere'"),
     ],
 )
 def test_an_address_without_a_cluster(address: str, error: type[Exception], message: str) -> None:

@@ -74,7 +74,7 @@ def test_notes_are_replaced_and_what_the_run_depends_on_is_called_by_its_name(tm
         store.note("place", "pets", "/b")
         assert store.facts("place") == {"pets": "/b"}
         store.fix("run", "model", {"name": "a"})
-        with pytest.raises(StoreError, match="was made with another model: name was 'a' and is 'b'"):
+        with pytest.raises(StoreError, match="model: name was 'a' and is now 'b'"):
             store.fix("run", "model", {"name": "b"})
 
 
@@ -83,11 +83,11 @@ def test_what_rows_depend_on_cannot_change(tmp_path: Path) -> None:
         store.fix("model", "ViT-B-16", {"weights": "abc", "scale": 100.0})
         store.fix("model", "ViT-B-16", {"scale": 100.0, "weights": "abc"})
         with pytest.raises(
-            StoreError, match=r"another model 'ViT-B-16': weights was 'abc' and is 'abd'\. Choose another"
+            StoreError, match=r"model 'ViT-B-16': weights was 'abc' and is now 'abd'\)\. Choose another"
         ):
             store.fix("model", "ViT-B-16", {"weights": "abd", "scale": 100.0})
         store.fix("views", "count", 64)
-        with pytest.raises(StoreError, match="another views 'count': it was 64 and is 32"):
+        with pytest.raises(StoreError, match="views 'count': it was 64 and is now 32"):
             store.fix("views", "count", 32)
         assert store.facts("model") == {"ViT-B-16": {"weights": "abc", "scale": 100.0}}
         assert store.facts("dataset") == {}
@@ -96,7 +96,7 @@ def test_what_rows_depend_on_cannot_change(tmp_path: Path) -> None:
 def test_of_several_facts_all_are_written_or_none(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         store.fix("run", "model", 1)
-        with pytest.raises(StoreError, match="another model: it was 1 and is 2"):
+        with pytest.raises(StoreError, match="model: it was 1 and is now 2"):
             store.fix_all([("run", "views", 64), ("run", "model", 2), ("run", "prompt", "a")])
         assert store.facts("run") == {"model": 1}
         store.fix_all([("run", "views", 64), ("run", "model", 1)])

@@ -134,23 +134,23 @@ def test_settings_have_the_types_they_need() -> None:
         ("ues", r"unknown method 'ues'; did you mean 'use'\?"),
         ("tpt+se2", r"unknown readout 'se2'; did you mean 'se'\?"),
         ("use:gama=1", r"no setting 'gama'; did you mean 'gamma'\?"),
-        ("use:gamma=wide", "'wide' is no value for the setting gamma"),
+        ("use:gamma=wide", "invalid value 'wide' for the setting gamma"),
         ("use:gamma", "a setting is written name=value, not 'gamma'"),
-        ("use:skip=maybe", "'maybe' is no value for the setting skip"),
+        ("use:skip=maybe", "invalid value 'maybe' for the setting skip"),
         ("use:name=other", "no setting 'name'"),
-        ("zero+se", "'zero' tunes nothing, so it is nothing but its readout; 'clip\\+se' is that one alone"),
+        ("zero+se", "'zero' tunes nothing, so it cannot be combined with another readout; use 'clip\\+se'"),
         ("se+weak", "'se' tunes nothing"),
         ("zero:voters=0", "voters must be above 0 and at most 1"),
         ("tps:penalty=1", "the setting 'penalty' belongs to tune=spectrum, and 'tps' has tune=shift"),
-        ("tps:active=5", "active spares work of the text tower, and tune=shift asks for none"),
+        ("tps:active=5", "active saves work in the text encoder, which tune=shift does not use"),
         ("tpt:lr=inf", "must be finite"),
-        ("zero:voters=many", "'many' is no value for the setting voters"),
+        ("zero:voters=many", "invalid value 'many' for the setting voters"),
         ("zero:voter=0.5", r"no setting 'voter'; did you mean 'voters'\?"),
         ("use:voters=0.5", "the setting 'voters' belongs to readout=vote, and 'use' has readout=se"),
         ("r-tpt+se:neighbours=10", r"belongs to readout=reliability, and 'r-tpt\+se' has readout=se"),
         ("se:margin=0.2", "the setting 'margin' belongs to loss=weighted, and 'se' has tune=nothing"),
         ("r-tpt:neighbours=0", "neighbours must be at least 1, not 0"),
-        ("r-tpt:neighbours=1.5", "'1.5' is no value for the setting neighbours"),
+        ("r-tpt:neighbours=1.5", "invalid value '1.5' for the setting neighbours"),
         ("r-tpt:temperature=0", "temperature must be above 0, not 0.0"),
         ("mta:lambda_q=nan", "lambda_q must be at least 0, not nan"),
         ("ttl:seed=-1", "seed must be at least 0, not -1"),
@@ -235,7 +235,7 @@ def test_a_name_that_is_taken_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "Mine", "a+b", "a:b", "a=b", "a b", "a,b", "-a", "a-"])
 def test_a_name_that_could_not_be_written_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="a method's name has small letters and digits"):
+    with pytest.raises(ValueError, match="the name of a method has lower-case letters and digits"):
         methods.register(Recipe(name))
     assert name not in methods.names()
 

@@ -93,7 +93,7 @@ def test_texts_are_lower_cased_and_padded(saved: Path) -> None:
     assert ids.shape == (3, 16)
     assert torch.equal(ids[0], ids[1])
     assert text.tokenize([]).shape == (0, 16)
-    with pytest.raises(ValueError, match=r"text of \d+ tokens does not fit into 16: 'bridge bridge"):
+    with pytest.raises(ValueError, match=r"the text has \d+ tokens, the model takes at most 16: 'bridge bridge"):
         text.tokenize(["dog", "bridge " * 30])
 
 

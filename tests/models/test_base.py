@@ -61,7 +61,7 @@ def test_the_page_s_model_is_a_model() -> None:
     assert list_models()[-1] == registry.ModelRow(
         "colours", "mean colour", "colours.py", "red, green or blue", cached=True
     )
-    with pytest.raises(ModelError, match="colours brings its own image tower"):
+    with pytest.raises(ModelError, match="colours has its own image encoder"):
         load_model("colours", precision="bf16")
 
 

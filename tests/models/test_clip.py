@@ -65,9 +65,9 @@ def test_features_can_take_part_in_a_backward_pass(tiny_vit: CLIP) -> None:
 @pytest.mark.parametrize(
     ("pixels", "message"),
     [
-        (torch.zeros(1, 3, 16, 16), r"tiny wants pixels of shape \(n, 3, 32, 32\), got \(1, 3, 16, 16\)"),
+        (torch.zeros(1, 3, 16, 16), r"tiny expects pixels of shape \(n, 3, 32, 32\), got \(1, 3, 16, 16\)"),
         (torch.zeros(3, 32, 32), r"got \(3, 32, 32\)"),
-        (torch.zeros(1, 3, 32, 32, dtype=torch.int64), "wants pixels as uint8 or float, got torch.int64"),
+        (torch.zeros(1, 3, 32, 32, dtype=torch.int64), "expects pixels as uint8 or float, got torch.int64"),
     ],
 )
 def test_wrong_pixels_are_refused(tiny_vit: CLIP, pixels: Tensor, message: str) -> None:
@@ -238,7 +238,7 @@ def test_last_blocks_in_half_precision_give_float32_features() -> None:
 
 
 def test_hidden_states_of_wrong_pixels_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"wants pixels of shape \(n, 3, 32, 32\), got \(1, 3, 16, 16\)"):
+    with pytest.raises(ValueError, match=r"expects pixels of shape \(n, 3, 32, 32\), got \(1, 3, 16, 16\)"):
         disturbed(TINY_VIT).hidden_states(torch.zeros(1, 3, 16, 16))
 
 

@@ -161,7 +161,7 @@ def test_published_model(
 def test_repository_without_weights(server: Hub, tmp_path: Path) -> None:
     server.files["config.json"] = json.dumps({"model_type": "bert"}).encode()
     with pytest.raises(
-        ModelError, match=r"has no weights in a supported file in the hub: none of open_clip_model\.safet"
+        ModelError, match=r"has no supported weights in the hub, that is none of open_clip_model\.safet"
     ):
         load_model(REPO, cache_dir=tmp_path)
 
@@ -169,5 +169,5 @@ def test_repository_without_weights(server: Hub, tmp_path: Path) -> None:
 def test_weights_not_in_the_cache_offline(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="offline mode forbids downloading it: go online once, or use a local file"):
         load_model("ViT-B-16", cache_dir=tmp_path, offline=True)
-    with pytest.raises(ModelError, match="has no weights in a supported file in the cache"):
+    with pytest.raises(ModelError, match="has no supported weights in the cache"):
         load_model(REPO, cache_dir=tmp_path, offline=True)

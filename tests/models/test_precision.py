@@ -174,23 +174,23 @@ def test_fingerprints_of_precisions_differ() -> None:
 
 
 def test_int8_refuses_what_it_cannot_do() -> None:
-    with pytest.raises(ModelError, match="int8 is for CLIP's vision transformers"):
+    with pytest.raises(ModelError, match="int8 works only with CLIP's vision transformers"):
         prepare(disturbed(TINY_RESNET), "int8")
     model = disturbed(TINY_VIT)
     prepare(model, "int8")
-    with pytest.raises(ValueError, match="TTL tunes the image tower, which it cannot do in int8"):
+    with pytest.raises(ValueError, match="TTL tunes the image encoder, which is not possible in int8"):
         Classifier(["cat", "dog"], model, "ttl")
-    with pytest.raises(ModelError, match="int8 cannot be combined with torch.compile"):
+    with pytest.raises(ModelError, match="int8 cannot be combined with --compile"):
         prepare(disturbed(TINY_VIT), "int8", compiled=True)
 
 
 def test_fp16_is_for_gpus() -> None:
-    with pytest.raises(ModelError, match="fp16 is for GPUs"):
+    with pytest.raises(ModelError, match="fp16 needs a GPU"):
         prepare(disturbed(TINY_VIT), "fp16")
 
 
 def test_unknown_precision() -> None:
-    with pytest.raises(ValueError, match="unknown precision 'fp8'; known are auto, fp32, bf16, fp16, int8"):
+    with pytest.raises(ValueError, match="unknown precision 'fp8'; known: auto, fp32, bf16, fp16, int8"):
         load_model("ViT-B-16", weights="random", precision="fp8")
 
 
@@ -199,7 +199,7 @@ def test_slow_bf16_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
         monkeypatch.setattr("usetta.models.precision.computes_in_bf16", lambda s=supported: s)
         with caplog.at_level(logging.WARNING, logger="usetta"):
             prepare(disturbed(TINY_VIT), "bf16")
-        assert ("no instructions for bf16" in caplog.text) is not supported
+        assert ("no bf16 instructions" in caplog.text) is not supported
 
 
 def test_only_a_pytorch_with_onednn_can_have_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +223,7 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("No working C++ compiler\nand much more")
 
     monkeypatch.setattr(torch, "compile", lambda _: fail)
-    with pytest.raises(ModelError, match=r"cannot compile here, .* \(No working C\+\+ compiler\)$"):
+    with pytest.raises(ModelError, match=r"cannot compile on this machine, .* \(No working C\+\+ compiler\)$"):
         prepare(disturbed(TINY_VIT), compiled=True)
 
 
@@ -233,7 +233,7 @@ def test_a_model_of_ones_own_is_left_alone() -> None:
 
     for precision in ("fp32", "auto"):
         prepare(Own(), precision)  # type: ignore[arg-type]
-    with pytest.raises(ModelError, match="own brings its own image tower"):
+    with pytest.raises(ModelError, match="own has its own image encoder"):
         prepare(Own(), "bf16")  # type: ignore[arg-type]
 
 

@@ -60,7 +60,7 @@ def test_spellings(spelling: str, name: str | None) -> None:
         ("gpt", r"unknown model 'gpt'; known: auto, embedded, ViT-B-32, .*RN50, a hub id or a file"),
         ("./no.pt", r"no\.pt does not exist"),
         ("no.safetensors", r"no\.safetensors does not exist"),
-        ("RN101", r"no weights are known for RN101: use a file"),
+        ("RN101", r"there are no known weights for RN101: use a weights file"),
     ],
 )
 def test_unknown_names(name: str, message: str) -> None:
@@ -96,7 +96,7 @@ def test_local_file(tiny_name: str, tiny_vit: CLIP, tmp_path: Path) -> None:
 
 
 def test_local_folder(tiny_vit: CLIP, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"holds no weights: none of open_clip_model\.safetensors"):
+    with pytest.raises(ModelError, match=r"contains no weights, that is none of open_clip_model\.safetensors"):
         load_model(str(tmp_path))
     save_model(tiny_vit, tmp_path)
     assert load_model(str(tmp_path)).fingerprint == tiny_vit.fingerprint
@@ -104,7 +104,7 @@ def test_local_folder(tiny_vit: CLIP, tmp_path: Path) -> None:
 
 def test_weights_need_an_architecture() -> None:
     with pytest.raises(
-        ModelError, match="weights need the name of an architecture, not 'openai/clip': one of ViT-B-32"
+        ModelError, match="with weights, the model must be an architecture, not 'openai/clip'; known: ViT-B-32"
     ):
         load_model("openai/clip", weights="random")
 
@@ -183,7 +183,7 @@ def test_auto_says_in_one_line_that_it_is_the_embedded_model(
     assert load_model("auto", cache_dir=tmp_path, offline=offline).name == "tiny"
     (record,) = caplog.records
     assert record.levelname == "WARNING"
-    assert "so the embedded model is used" in record.message
+    assert "the embedded model is used" in record.message
     assert "`usetta models pull Tiny-8`" in record.message
     with pytest.raises(ModelError, match="is not in the cache"):  # a model that was named is never replaced
         load_model("Tiny-8", cache_dir=tmp_path, offline=offline)

@@ -114,7 +114,7 @@ def test_damage_is_an_error(tmp_path: Path, change: dict[str, bytes | None]) -> 
     path = tmp_path / "model.pt"
     archive(path)
     repack(path, change)
-    with pytest.raises(ModelError, match=r"model\.pt is a damaged TorchScript archive, or holds more than tensors"):
+    with pytest.raises(ModelError, match=r"model\.pt is a damaged TorchScript archive, or contains more than tensors"):
         read_torchscript(path)
 
 
@@ -143,12 +143,12 @@ def test_cut_off_archive(tmp_path: Path) -> None:
     [
         ("a.safetensors", b"\x00" * 100, "is damaged, perhaps cut off while downloading"),
         ("a.safetensors", b"", "is damaged, perhaps cut off while downloading"),
-        ("a.pt", b"", r"a\.pt is damaged or not a file of weights"),
-        ("a.pt", b"hello", r"a\.pt is damaged or not a file of weights"),
-        ("a.pt", b"PK\x03\x04 cut off", r"a\.pt is damaged or not a file of weights"),
-        ("a.pt", b"<!DOCTYPE html><html></html>", r"a\.pt cannot be read as a plain file of tensors"),
-        ("a.pt", b"garbage" * 100, r"a\.pt cannot be read as a plain file of tensors"),
-        ("a.bin", pickle.dumps({"x": print}, protocol=2), r"a\.bin cannot be read as a plain file of tensors"),
+        ("a.pt", b"", r"a\.pt is damaged or not a weights file"),
+        ("a.pt", b"hello", r"a\.pt is damaged or not a weights file"),
+        ("a.pt", b"PK\x03\x04 cut off", r"a\.pt is damaged or not a weights file"),
+        ("a.pt", b"<!DOCTYPE html><html></html>", r"a\.pt cannot be loaded safely"),
+        ("a.pt", b"garbage" * 100, r"a\.pt cannot be loaded safely"),
+        ("a.bin", pickle.dumps({"x": print}, protocol=2), r"a\.bin cannot be loaded safely"),
         ("a.bin", b"version https://git-lfs.github.com/spec/v1\noid sha256:1", "is a git-lfs pointer, not the weights"),
     ],
 )
@@ -160,7 +160,7 @@ def test_files_that_are_no_weights(tmp_path: Path, name: str, content: bytes, me
 
 def test_no_state_dict(tmp_path: Path) -> None:
     torch.save([1, 2], tmp_path / "list.pt")
-    with pytest.raises(ModelError, match=r"list\.pt holds no state dict"):
+    with pytest.raises(ModelError, match=r"list\.pt contains no state dict"):
         read_state(tmp_path / "list.pt")
 
 

@@ -47,7 +47,7 @@ def test_rows_are_start_text_end_zeros(text: str) -> None:
 
 
 def test_too_long_a_text_is_named_with_its_length() -> None:
-    with pytest.raises(ValueError, match=r"text of 102 tokens does not fit into 77: 'cat cat .*…'"):
+    with pytest.raises(ValueError, match=r"the text has 102 tokens, the model takes at most 77: 'cat cat .*…'"):
         TOKENIZER.tokenize(["short", "cat " * 100])
 
 

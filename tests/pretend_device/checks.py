@@ -210,18 +210,20 @@ def precisions(folder: Path) -> dict[str, Any]:
 
 @check
 def eval_runs(folder: Path) -> dict[str, Any]:
-    """`usetta eval` without a cache, with a new one and with a full one: the rows of the CPU."""
+    """`usetta eval` without a cache, with a new one and with a full one, and with a reward model on another GPU."""
     dataset = make_dataset(folder / "images", 6)
     names, settings = ["clip", "se", "use", "sts", "rlcf"], EvalSettings(views=VIEWS)
     run = partial(evaluate, datasets=[dataset], methods=names, settings=settings, progress=False)
-    run(model(), out=folder / "cpu")
+    run(model(), out=folder / "cpu", reward_model=model(seed=1))
     expected = content(folder / "cpu").rows
     found: dict[str, Any] = {}
     for kind, caches in (("cuda", (None, "cache", "cache")), ("mps", (None,))):
         for number, cache_folder in enumerate(caches):
             with pretended(kind):
                 out = folder / f"{kind}-{number}"
-                summary = run(model(kind), out=out, cache=folder / cache_folder if cache_folder else None)
+                reward = model("cuda:1" if kind == "cuda" else kind, 1)
+                place = folder / cache_folder if cache_folder else None
+                summary = run(model(kind), out=out, reward_model=reward, cache=place)
             rows = content(out).rows
             same = [row.prediction for row in rows] == [row.prediction for row in expected]
             off = max(abs(ours.confidence - row.confidence) for ours, row in zip(rows, expected, strict=True))

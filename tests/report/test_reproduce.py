@@ -87,7 +87,7 @@ def test_items_are_found_however_they_are_written() -> None:
         *("figure-2", "figure-2", "figure-2"),
     ]
     for name in ("table-14", "table-25", "figure-1", "3", "appendix-2"):
-        with pytest.raises(ValueError, match="nothing to measure that is called"):
+        with pytest.raises(ValueError, match="unknown table or figure"):
             get(name)
 
 

@@ -262,7 +262,7 @@ def test_what_is_wrong_is_reported_and_can_be_corrected(visit: Callable[..., Any
     refused("There is no image yet")
     upload(page, b"no image at all", "notes.png")
     page.get_by_text("notes.png, which the browser cannot show").wait_for()
-    refused("not an image in a format that is read here")
+    refused("not an image, or in an unsupported format")
     page.dispatch_event("#image label", "drop", {"dataTransfer": dropped(page, "large.png", 16 * 2**20)})
     page.get_by_text("This file has 16.0 MB; this server takes up to 15.9 MB.").wait_for()
     upload(page)

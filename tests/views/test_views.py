@@ -454,7 +454,7 @@ def test_one_view_is_the_weak_view():
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"views": 0}, "views must be at least 1"),
+        ({"views": 0}, "views must be a number from 1 to 1024"),
         ({"size": 0}, "size must be at least 1"),
         ({"scale": (0.0, 1.0)}, "scale must be"),
         ({"scale": (0.5, 0.2)}, "scale must be"),

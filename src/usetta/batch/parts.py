@@ -1,9 +1,12 @@
-"""Predictions on disk: a directory of Parquet files that programs read as one table.
+"""Predictions on disk: one Parquet file, or a directory of such files that programs read as one table.
 
 A file appears under its name when it is complete, and what it holds is not computed again. What the rows depend on is
 in `_facts.json`, which readers of Parquet directories ignore; predictions made with different settings are never mixed.
 An image that could not be read has a row with an error until it is tried again: such rows are removed when the
 directory is opened next.
+
+One file is written as a directory beside it, `NAME.parts`, which becomes the file when the work ends or is interrupted;
+if the file exists already, it is the first part. The facts are in its metadata.
 
 Several processes may write to one directory, each as a shard of the run. Each part has one owner, who alone may change
 it: rank R of a world of W owns the parts whose rank is R modulo W, so that a run can be continued with another W.
@@ -12,6 +15,7 @@ it: rank R of a world of W owns the parts whose rank is R modulo W, so that a ru
 import hashlib
 import json
 import re
+import shutil
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
@@ -22,7 +26,7 @@ from typing import IO, Any, Self
 
 from usetta.batch.sources import arrow
 from usetta.distributed import Shard
-from usetta.files import atomic_file
+from usetta.files import atomic_file, write_atomically
 
 FACTS = "_facts.json"
 _LOCK = "_lock"
@@ -34,10 +38,12 @@ _MAX_ROWS = 10_000
 """Of a part."""
 _MAX_SECONDS = 60.0
 """After which a part is written, however small: nobody wants to lose an hour of slow images."""
+_METADATA = b"usetta"
+"""Key of the facts in a file's metadata."""
 
 
 class OutputError(ValueError):
-    """A directory cannot take these predictions; the message says why."""
+    """A file or directory cannot take these predictions; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +71,30 @@ class PredictionRow:
     """Why there is no answer."""
 
 
-class Parts:
-    """A directory of predictions, open for writing by this process."""
+def is_one_file(out: Path) -> bool:
+    """Whether `out` names a Parquet file rather than a directory of them."""
+    return out.suffix.lower() in (".parquet", ".pq") and not out.is_dir()
 
-    def __init__(self, folder: Path, facts: Mapping[str, Any], shard: Shard | None = None) -> None:
-        self.folder = folder
+
+def check_output(out: Path, shard: Shard | None = None) -> None:
+    """Refuse a target that cannot be written to."""
+    if is_one_file(out):
+        if shard is not None and not shard.is_whole:
+            raise OutputError(f"several processes cannot write to one file: give a directory instead of {out}")
+        if out.exists():
+            _facts_in(out)
+    elif out.is_file():
+        raise OutputError(f"{out} is a file: give a directory, or a file name that ends in .parquet")
+    elif out.is_dir() and not (out / FACTS).exists() and not all(map(_is_internal, out.iterdir())):
+        raise OutputError(f"{out} contains other files than predictions: choose another directory")
+
+
+class Parts:
+    """Predictions that are open for writing by this process, in the file or directory `out`."""
+
+    def __init__(self, out: Path, facts: Mapping[str, Any], shard: Shard | None = None) -> None:
+        self.out = out
+        self.folder = out.with_name(f"{out.name}.parts") if is_one_file(out) else out
         self.rows = 0
         """Written since it was opened."""
         self._shard = shard or Shard()
@@ -77,14 +102,15 @@ class Parts:
         self._pending: list[PredictionRow] = []
         self._last_flush = time.monotonic()
         self._schema = _schema()
-        if folder.is_file():
-            raise OutputError(f"{folder} is a file; predictions go to a directory of Parquet files")
+        self._facts = json.loads(json.dumps(facts))
+        check_output(out, shard)
+        folder = self.folder
         folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / FACTS).exists() and not all(map(_is_internal, folder.iterdir())):
-            raise OutputError(f"{folder} does not hold predictions but other files; choose another directory")
         with ExitStack() as stack:
             self._lock = stack.enter_context(_lock_shard(folder, self._shard))
-            self._check(dict(facts))
+            if folder != out and out.exists():
+                self._take_file()
+            self._check()
             # What a killed process left unfinished; other ranks may be writing theirs in this moment.
             for path in folder.glob(f".{self._prefix}*.part"):
                 path.unlink()
@@ -98,6 +124,8 @@ class Parts:
     def __exit__(self, *_: object) -> None:
         try:
             self.flush()
+            if self.folder != self.out:
+                self._make_file()
         finally:
             self._lock.close()
 
@@ -151,25 +179,60 @@ class Parts:
         part = _PART.fullmatch(path.name)
         return part is not None and int(part[1] or 0) % self._shard.world_size == self._shard.rank
 
-    def _check(self, facts: dict[str, Any]) -> None:
+    def _check(self) -> None:
         """Record what the rows depend on; refuse a directory of predictions made with different settings."""
         path = self.folder / FACTS
-        new = json.loads(json.dumps(facts))
         with _lock(self.folder / _FACTS_LOCK, wait=True):  # ranks that start at once must not all find it missing
             for unfinished in self.folder.glob(f".{FACTS}.*.part"):
                 unfinished.unlink()
             if not path.exists():
-                with atomic_file(path) as file:
-                    file.write(json.dumps(new, indent=1, ensure_ascii=False).encode())
+                write_atomically(path, json.dumps(self._facts, indent=1, ensure_ascii=False).encode())
                 return
-        old = json.loads(path.read_text(encoding="utf-8"))
-        for name in {**old, **new}:
-            if old.get(name) != new.get(name):
-                raise OutputError(
-                    f"the predictions in {self.folder} were made with another {name}: "
-                    f"it was {_shorten(old.get(name))} and is {_shorten(new.get(name))}. "
-                    "Choose another directory with --out"
-                )
+        _compare(json.loads(path.read_text(encoding="utf-8")), self._facts, self.out)
+
+    def _take_file(self) -> None:
+        """Make a finished file the first part. Parts beside it are in it: a process died before it removed them."""
+        try:
+            _compare(_facts_in(self.out), self._facts, self.out)
+        except OutputError:
+            shutil.rmtree(self.folder)
+            raise
+        for path in self.files():
+            path.unlink()
+        (self.folder / FACTS).unlink(missing_ok=True)
+        self.out.replace(self.folder / f"{self._prefix}{0:06}.parquet")
+
+    def _make_file(self) -> None:
+        """Join the parts into one file, and remove them."""
+        parquet = arrow("pyarrow.parquet")
+        schema = self._schema.with_metadata({_METADATA: json.dumps(self._facts, ensure_ascii=False)})
+        if parts := self.files():
+            with atomic_file(self.out) as file, parquet.ParquetWriter(file, schema) as writer:
+                for part in parts:
+                    for batch in parquet.ParquetFile(part).iter_batches():
+                        writer.write_batch(batch.replace_schema_metadata(schema.metadata))
+        shutil.rmtree(self.folder)
+
+
+def _facts_in(file: Path) -> dict[str, Any]:
+    """What the rows of a finished file depend on."""
+    arrow_error = arrow("pyarrow").ArrowException
+    try:
+        facts = (arrow("pyarrow.parquet").read_schema(file).metadata or {})[_METADATA]
+    except (arrow_error, OSError, KeyError):
+        raise OutputError(f"{file} exists and was not written by `usetta classify`: choose another file") from None
+    known: dict[str, Any] = json.loads(facts)
+    return known
+
+
+def _compare(old: Mapping[str, Any], new: Mapping[str, Any], out: Path) -> None:
+    """Refuse to mix predictions that depend on different facts."""
+    for name in {**old, **new}:
+        if old.get(name) != new.get(name):
+            raise OutputError(
+                f"the predictions in {out} were made with other settings ({name.replace('_', ' ')} was "
+                f"{_shorten(old.get(name))} and is now {_shorten(new.get(name))}): choose another --out"
+            )
 
 
 class SeenKeys:

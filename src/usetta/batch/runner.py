@@ -1,4 +1,4 @@
-"""Classify any number of images into a directory of Parquet files, by any engine, and resume where it was stopped.
+"""Classify any number of images into Parquet, by any engine, and resume where it was stopped.
 
 Random draws are keyed by the content of an image, as everywhere in `Classifier`. So an answer depends on nothing but
 the image and the settings: not on the source it came from, nor on the images that travelled with it, on the worker or
@@ -21,7 +21,7 @@ from torch import Tensor
 from usetta.adaptive import ADAPTIVE, Views
 from usetta.answer_warnings import is_near_chance
 from usetta.batch.parts import Parts, PredictionRow, SeenKeys
-from usetta.batch.sources import BatchImage, images
+from usetta.batch.sources import BatchImage, SourceOptions, images
 from usetta.classifier import Classifier
 from usetta.distributed import Engine, Failed, LocalEngine, Shard, VerifiedLoader
 from usetta.images import ImageError
@@ -49,6 +49,8 @@ class BatchSettings:
     top: int = 5
     cache: Path | None = None
     """Folder of a feature cache; answers do not depend on it."""
+    max_pixels: int | None = None
+    """Larger images are refused; by default as by `images.open_image`."""
 
     def classifier(self, model: Model, reward_model: Model | None = None) -> Classifier:
         """A classifier with these settings."""
@@ -63,6 +65,7 @@ class BatchSettings:
             augmix=self.augmix,
             seed=self.seed,
             cache=self.cache,
+            max_pixels=self.max_pixels,
         )
 
     def facts(self, model: Model, reward_model: Model | None = None) -> dict[str, Any]:
@@ -109,7 +112,7 @@ def classify(
     sources: Sequence[str],
     out: Path,
     *,
-    column: str | None = None,
+    options: SourceOptions | None = None,
     reward_model: Model | None = None,
     engine: Engine | None = None,
     shard: Shard | None = None,
@@ -118,11 +121,11 @@ def classify(
     log: Callable[[str], object] = lambda text: None,
     period: float = 60,
 ) -> BatchSummary:
-    """Classify the images of `sources` that the directory `out` lacks.
+    """Classify the images of `sources` that `out` lacks, a Parquet file or a directory of them.
 
-    `engine`: where this is done, by default in this process; workers elsewhere get the models by `load` and
-    `load_reward_model`, which are pickled. `shard`: the share of this process, if several write to `out`. Unreadable
-    images, and the progress every `period` seconds, are reported by `log`.
+    `options`: how sources are read. `engine`: where this is done, by default in this process; workers elsewhere get the
+    models by `load` and `load_reward_model`, which are pickled. `shard`: the share of this process, if several write to
+    `out`. Unreadable images, and the progress every `period` seconds, are reported by `log`.
     """
     started = reported = time.monotonic()
     classifier = settings.classifier(model, reward_model)  # which checks the settings
@@ -138,7 +141,7 @@ def classify(
     with closing(SeenKeys()) as seen, Parts(out, settings.facts(model, reward_model), shard) as parts:
         for source, key in parts.finished():
             before += seen.add(source, key)
-        mine = (shard or Shard()).take(images(sources, column))
+        mine = (shard or Shard()).take(images(sources, options))
         new = (image for image in mine if seen.add(image.source, image.key))
         with closing((engine or LocalEngine()).run(make_worker, _batches(new))) as results:
             for batch, result in results:

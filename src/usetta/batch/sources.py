@@ -1,7 +1,8 @@
-"""Where images come from: folders, patterns, lists, Parquet files and tars, local or behind a URL, as one stream.
+"""Where images come from: folders, patterns, lists, Parquet files, tars and standard input, local or behind a URL.
 
-The stream is never a list. Folders are read one at a time and in order, tables a few rows at a time, archives from
-front to back, so ten million images take no more memory than ten. An image is identified by its source and its key:
+The result is a stream. Folders are read one at a time and in order, tables a few rows at a time, archives from front to
+back, so ten million images take no more memory than ten. Only what a pattern matches is listed first, to be sorted. An
+image is identified by its source and its key:
 
     folder          path below the folder
     pattern         path that matched
@@ -9,26 +10,33 @@ front to back, so ten million images take no more memory than ten. An image is i
     Parquet         path as written, or the number of the row if the table holds the bytes
     tar             name of the member
     image           file name
+    - (stdin)       hash of its bytes
 
-URLs are opened by `fsspec`, which also handles credentials; local files do not need it. Paths and URLs are opened by
-the worker; bytes from tables and archives are sent to it. An image in memory is limited to `MAX_BYTES`, whatever size
-its file claims to have; formats and pixels are checked by `images.open_image`, as everywhere.
+URLs, which lists and tables may contain too, are opened only if the caller allows it: http and https by `web`, all
+others by `fsspec`, which also handles credentials. Paths and URLs are opened by the worker; bytes from tables and
+archives are sent to it. An image in memory is limited to `MAX_BYTES`, whatever size its file claims to have; formats
+and pixels are checked by `images.open_image`, as everywhere.
 """
 
 import glob
+import hashlib
 import io
 import os
 import re
+import sys
 import tarfile
+from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from usetta.images import SUFFIXES, ImageError
+from usetta.images import ImageError, fetch_image, is_ignored, is_readable, is_web_address
+from usetta.web import FetchError, open_url
 
+STDIN = "-"
 MAX_BYTES = 2**28
 """Of an image that is held in memory before it is decoded."""
 _TOO_LARGE = "file is larger than the limit of {:,} bytes"
@@ -36,6 +44,7 @@ _TARS = (".tar", ".tar.gz", ".tgz")
 _TABLES = (".parquet", ".pq")
 _ROWS_AT_ONCE = 64
 """Rows of a table in memory, which may hold images of several megabytes."""
+_REFUSED_URL = "URLs are opened only with --allow-urls"
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*(::[a-zA-Z][a-zA-Z0-9+.-]*)*://")
 
 
@@ -53,6 +62,8 @@ class BatchImage:
     """Path or URL, or the bytes themselves."""
     problem: str = ""
     """Why it cannot be read, if that is known already."""
+    name: str = ""
+    """What people are shown: a path or URL where there is one."""
 
     def read(self) -> str | bytes:
         """What `images.open_image` takes: the path of a local file, or the bytes of any other."""
@@ -68,22 +79,46 @@ class BatchImage:
         return data
 
 
-def check(sources: Sequence[str]) -> None:
-    """Report a missing file before a model is loaded."""
+@dataclass(frozen=True)
+class SourceOptions:
+    """How sources are read."""
+
+    column: str | None = None
+    """Holds the images of Parquet files that have several columns."""
+    allow_urls: bool = False
+    ignored: Counter[str] = field(default_factory=Counter)
+    """Counts files with the suffix of an image that cannot be read here, while the stream goes on."""
+
+
+def check(sources: Sequence[str], options: SourceOptions | None = None) -> None:
+    """Report what cannot be read before a model is loaded."""
+    options = options or SourceOptions()
     for source in sources:
         place = source.removeprefix("@")
-        if not is_url(place) and not Path(place).expanduser().exists() and not _is_pattern(source):
+        if source == STDIN:
+            if sys.stdin.isatty():
+                raise SourceError("'-' reads an image from standard input: pipe one into this command")
+        elif is_url(place):
+            _require_allowed(place, options)
+        elif _is_pattern(source):
+            if next(_matches(source), None) is None:
+                raise SourceError(f"{source}: no file matches this pattern")
+        elif not Path(place).expanduser().exists():
             raise SourceError(f"{place}: no such file or folder")
 
 
-def images(sources: Sequence[str], column: str | None = None) -> Generator[BatchImage, None, None]:
-    """The images of all sources, one after the other. `column` holds the images of Parquet files that have several."""
+def images(sources: Sequence[str], options: SourceOptions | None = None) -> Generator[BatchImage, None, None]:
+    """The images of all sources, one after the other."""
+    options = options or SourceOptions()
     for source in sources:
-        for image in _read_source(source, column):
-            if (image.source + image.key).isascii():
-                yield image
-            else:  # file names may contain bytes that are not valid text, and could not be written to a table
-                yield replace(image, source=_as_text(image.source), key=_as_text(image.key))
+        for image in _read_source(source, options):
+            if isinstance(image.place, str) and is_url(image.place) and not options.allow_urls:
+                image = replace(image, problem=_REFUSED_URL)
+            if not (image.source + image.key).isascii():
+                # File names may contain bytes that are not valid text, and could not be written to a table.
+                texts = {name: _as_text(getattr(image, name)) for name in ("source", "key", "name")}
+                image = replace(image, **texts)
+            yield image
 
 
 def is_url(place: str) -> bool:
@@ -99,25 +134,40 @@ def arrow(module: str) -> Any:
         raise ValueError(f"Parquet needs pyarrow: pip install 'usetta[parquet]' ({error})") from None
 
 
-def _read_source(source: str, column: str | None) -> Iterator[BatchImage]:
+def _require_allowed(url: str, options: SourceOptions) -> None:
+    if not options.allow_urls:
+        raise SourceError(f"{url}: {_REFUSED_URL}")
+
+
+def _read_source(source: str, options: SourceOptions) -> Iterator[BatchImage]:
+    if source == STDIN:
+        return _read_stdin()
+    if is_url(source.removeprefix("@")):
+        _require_allowed(source.removeprefix("@"), options)
     if source.startswith("@") or source.lower().endswith(".txt"):
         return _read_list(source.removeprefix("@"))
-    return _read_pattern(source, column) if _is_pattern(source) else _read_place(source, column)
+    return _read_pattern(source, options) if _is_pattern(source) else _read_place(source, options)
 
 
-def _read_place(place: str, column: str | None) -> Iterator[BatchImage]:
+def _read_stdin() -> Iterator[BatchImage]:
+    """One image. Its key is its content, so that a run with --out is not continued with another image."""
+    data = sys.stdin.buffer.read(MAX_BYTES + 1)
+    yield BatchImage(STDIN, hashlib.blake2b(data, digest_size=16).hexdigest(), data, name=STDIN)
+
+
+def _read_place(place: str, options: SourceOptions) -> Iterator[BatchImage]:
     if place.lower().endswith(_TARS):
-        yield from _read_tar(place)
+        yield from _read_tar(place, options.ignored)
     elif place.lower().endswith(_TABLES) and not _is_folder(place):
-        yield from _read_table(place, column)
+        yield from _read_table(place, options.column)
     elif _is_folder(place):
-        walk = _walk_url(place) if is_url(place) else _walk(place)
-        yield from (BatchImage(place, key, path) for key, path in walk)
+        walk = _walk_url(place, options.ignored) if is_url(place) else _walk(place, options.ignored)
+        yield from (BatchImage(place, key, path, name=_below(place, key)) for key, path in walk)
     else:
-        yield BatchImage(place, PurePosixPath(place).name, _absolute(place))
+        yield BatchImage(place, PurePosixPath(place).name, _absolute(place), name=place)
 
 
-def _walk(folder: str) -> Iterator[tuple[str, str]]:
+def _walk(folder: str, ignored: Counter[str]) -> Iterator[tuple[str, str]]:
     """Key and path of the images in a folder and below. Hidden ones are left out, links to folders followed."""
     root, visited = _absolute(folder), set[str]()
     pending = [""]
@@ -137,12 +187,12 @@ def _walk(folder: str) -> Iterator[tuple[str, str]]:
             key = f"{relative}/{name}" if relative else name
             if is_dir:
                 folders.append(key)
-            elif _is_image(name):
+            elif _is_image(name, ignored):
                 yield key, str(Path(root, key))
         pending += reversed(folders)
 
 
-def _walk_url(folder: str) -> Iterator[tuple[str, str]]:
+def _walk_url(folder: str, ignored: Counter[str]) -> Iterator[tuple[str, str]]:
     system, root = _file_system(folder)
     root = root.rstrip("/")
     try:
@@ -150,25 +200,26 @@ def _walk_url(folder: str) -> Iterator[tuple[str, str]]:
             for name in sorted(names):
                 path = f"{parent.rstrip('/')}/{name}"
                 key = path.removeprefix(root).lstrip("/")
-                if _is_image(key):
+                if _is_image(key, ignored):
                     yield key, system.unstrip_protocol(path)
     except Exception as error:
         raise SourceError(f"{folder} cannot be listed: {_explain(error)}") from error
 
 
-def _read_pattern(pattern: str, column: str | None) -> Iterator[BatchImage]:
+def _read_pattern(pattern: str, options: SourceOptions) -> Iterator[BatchImage]:
     """What a pattern matches; archives, tables and folders among it are sources of their own."""
-    places: Iterator[str]
-    if is_url(pattern):
-        system, path = _file_system(pattern)
-        places = (system.unstrip_protocol(match) for match in sorted(system.glob(path)))
-    else:
-        places = glob.iglob(str(Path(pattern).expanduser()), recursive=True)  # noqa: PTH207 - Path.glob needs a root
-    for place in places:
+    for place in sorted(_matches(pattern)):
         if place.lower().endswith((*_TARS, *_TABLES)) or _is_folder(place):
-            yield from _read_place(place, column)
-        elif _is_image(PurePosixPath(place).name):
-            yield BatchImage(pattern, place, _absolute(place))
+            yield from _read_place(place, options)
+        elif _is_image(PurePosixPath(place).name, options.ignored):
+            yield BatchImage(pattern, place, _absolute(place), name=place)
+
+
+def _matches(pattern: str) -> Iterator[str]:
+    if not is_url(pattern):
+        return glob.iglob(str(Path(pattern).expanduser()), recursive=True)  # noqa: PTH207 - Path.glob needs a root
+    system, path = _file_system(pattern)
+    return (system.unstrip_protocol(match) for match in system.glob(path))
 
 
 def _read_list(file: str) -> Iterator[BatchImage]:
@@ -177,12 +228,12 @@ def _read_list(file: str) -> Iterator[BatchImage]:
             for line in io.TextIOWrapper(binary, encoding="utf-8-sig", errors="surrogateescape"):
                 written = line.strip()
                 if written:
-                    yield BatchImage(file, written, _relative_to(file, written))
+                    yield BatchImage(file, written, _relative_to(file, written), name=written)
         except OSError as error:
-            raise SourceError(f"{file} cannot be read to its end: {_explain(error)}") from error
+            raise SourceError(f"{file}: reading stopped before the end: {_explain(error)}") from error
 
 
-def _read_tar(file: str) -> Iterator[BatchImage]:
+def _read_tar(file: str, ignored: Counter[str]) -> Iterator[BatchImage]:
     """The images of an archive, which is read once from front to back. A damaged one yields what it has."""
     last = "its beginning"
     with _opened(file) as binary:
@@ -190,35 +241,36 @@ def _read_tar(file: str) -> Iterator[BatchImage]:
             with tarfile.open(fileobj=binary, mode="r|*") as archive:
                 for member in archive:
                     last = member.name
-                    if not member.isfile() or not _is_image(member.name):
+                    if not member.isfile() or not _is_image(member.name, ignored):
                         continue
+                    name = _below(file, member.name)
                     if member.size > MAX_BYTES:
-                        yield BatchImage(file, member.name, b"", _TOO_LARGE.format(MAX_BYTES))
+                        yield BatchImage(file, member.name, b"", _TOO_LARGE.format(MAX_BYTES), name)
                         continue
                     content = archive.extractfile(member)
                     assert content is not None
-                    yield BatchImage(file, member.name, content.read())
+                    yield BatchImage(file, member.name, content.read(), name=name)
         except (tarfile.TarError, OSError, EOFError) as error:
-            yield BatchImage(file, "", b"", f"the archive is damaged after {last} ({_explain(error)})")
+            yield BatchImage(file, "", b"", f"the archive is damaged after {last} ({_explain(error)})", file)
 
 
 def _read_table(file: str, column: str | None) -> Iterator[BatchImage]:
     """Images of a Parquet file: paths or URLs, bytes, or structs of both as datasets on the Hugging Face hub have."""
     parquet = arrow("pyarrow.parquet")
-    with _opened(file) as binary:
+    with _opened(file, seekable=True) as binary:
         try:
             table = parquet.ParquetFile(binary)
         except (ValueError, OSError) as error:
-            raise SourceError(f"{file} is not a Parquet file: {_explain(error)}") from error
+            raise SourceError(f"{file} is damaged or not a Parquet file") from error
         name = _choose_column(table.schema_arrow, column, file)
         number = 0
         for batch in table.iter_batches(batch_size=_ROWS_AT_ONCE, columns=[name]):
             for value in batch.column(0).to_pylist():
                 content = (value.get("bytes") or value.get("path")) if isinstance(value, dict) else value
                 if isinstance(content, str) and content:
-                    yield BatchImage(file, content, _relative_to(file, content))
-                else:
-                    yield BatchImage(file, str(number), content or b"")  # an empty cell is reported as an empty file
+                    yield BatchImage(file, content, _relative_to(file, content), name=content)
+                else:  # an empty cell is reported as an empty file
+                    yield BatchImage(file, str(number), content or b"", name=_below(file, str(number)))
                 number += 1
 
 
@@ -235,24 +287,28 @@ def _choose_column(schema: Any, column: str | None, file: str) -> str:
 
     if column is not None:
         if column not in schema.names:
-            raise SourceError(f"{file} has no column {column!r}; it has {', '.join(schema.names)}")
+            raise SourceError(f"{file} has no column {column!r}; its columns are {', '.join(schema.names)}")
         kind = schema.field(column).type
         if not (is_bytes(kind) or is_text(kind)):
-            raise SourceError(f"the column {column!r} of {file} holds neither paths nor bytes but {kind}")
+            raise SourceError(f"column {column!r} of {file} holds {kind}, neither paths nor bytes")
         return column
     for fits in (is_bytes, is_text):
         names = [field.name for field in schema if fits(field.type)]
         if len(names) == 1:
             return str(names[0])
         if names:
-            raise SourceError(f"several columns of {file} may hold images; choose with --column: {', '.join(names)}")
-    raise SourceError(f"{file} has no column of paths or of bytes; it has {', '.join(schema.names)}")
+            raise SourceError(
+                f"several columns of {file} may hold images, choose one with --column: {', '.join(names)}"
+            )
+    raise SourceError(f"{file} has no column of paths or image bytes; its columns are {', '.join(schema.names)}")
 
 
 @contextmanager
-def _opened(place: str) -> Iterator[IO[bytes]]:
+def _opened(place: str, *, seekable: bool = False) -> Iterator[IO[bytes]]:
     try:
-        if is_url(place):
+        if is_web_address(place) and not seekable:
+            file = open_url(place)
+        elif is_url(place):
             system, path = _file_system(place)
             file = system.open(path, "rb")
         else:
@@ -266,6 +322,8 @@ def _opened(place: str) -> Iterator[IO[bytes]]:
 
 
 def _fetch(url: str) -> bytes:
+    if is_web_address(url):
+        return fetch_image(url, MAX_BYTES)
     system, path = _file_system(url)
     try:
         with system.open(path, "rb") as file:
@@ -291,6 +349,8 @@ def _file_system(url: str) -> tuple[Any, str]:
 def _is_folder(place: str) -> bool:
     if not is_url(place):
         return Path(place).expanduser().is_dir()
+    if is_web_address(place):  # web servers do not list folders
+        return False
     system, path = _file_system(place)
     try:
         return bool(system.isdir(path))
@@ -298,20 +358,31 @@ def _is_folder(place: str) -> bool:
         raise SourceError(f"{place} cannot be read: {_explain(error)}") from error
 
 
-def _is_image(name: str) -> bool:
-    """Whether a file in a folder or an archive is an image by its name; hidden files are not."""
+def _is_image(name: str, ignored: Counter[str]) -> bool:
+    """Whether a file in a folder or an archive is a readable image by its name; hidden files are not."""
     path = PurePosixPath(name)
-    return path.suffix.lower() in SUFFIXES and not any(part.startswith(".") and part != "." for part in path.parts)
+    if any(part.startswith(".") and part != "." for part in path.parts):
+        return False
+    if is_ignored(path.suffix):
+        ignored[path.suffix.lower()] += 1
+    return is_readable(path.suffix)
 
 
 def _is_pattern(source: str) -> bool:
-    """A file may be called `photo[1].jpg`: what exists is no pattern."""
-    return glob.has_magic(source) and (is_url(source) or not Path(source).expanduser().exists())
+    """A file may be called `photo[1].jpg`: what exists is no pattern, nor is the query of a web address."""
+    if is_url(source):
+        return glob.has_magic(source) and not is_web_address(source)
+    return glob.has_magic(source) and not Path(source).expanduser().exists()
 
 
 def _absolute(place: str) -> str:
     """Workers run in another folder."""
     return place if is_url(place) else str(Path(place).expanduser().absolute())
+
+
+def _below(place: str, key: str) -> str:
+    """What an image inside `place` is called."""
+    return f"{place.rstrip('/')}/{key}" if is_url(place) else str(Path(place, key))
 
 
 def _relative_to(file: str, written: str) -> str:
@@ -329,6 +400,8 @@ def _as_text(name: str) -> str:
 
 def _explain(error: Exception) -> str:
     """An error in one line."""
+    if isinstance(error, FetchError):
+        return str(error)
     if isinstance(error, FileNotFoundError):
         return "no such file"
     if isinstance(error, OSError) and error.errno:

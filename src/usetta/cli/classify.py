@@ -3,7 +3,11 @@
 import csv
 import json
 import sys
+import time
+from collections import deque
+from contextlib import nullcontext
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,18 +21,25 @@ from usetta.cli.app import (
     Compiled,
     ContextFile,
     Device,
+    MaxPixels,
     Method,
     ModelName,
     Precision,
+    Quiet,
     RewardModel,
     Seed,
     Templates,
+    Verbose,
     ViewCount,
     app,
     clear_errors,
+    counted,
     described,
+    detail,
     echo,
+    note,
     print_rows,
+    printable,
     read_views,
     warn,
 )
@@ -47,29 +58,37 @@ from usetta.cli.engines import (
     read_engine,
     read_shard,
 )
-from usetta.progress import track
+from usetta.files import spreadsheet_safe
+from usetta.progress import track, waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from usetta.batch.runner import BatchSettings
+    from usetta.batch.sources import BatchImage, SourceOptions
     from usetta.classifier import Classifier
     from usetta.distributed import RayEngine, Shard
+    from usetta.images import ImageError
     from usetta.models import Model
     from usetta.prediction import Prediction
 
+    Outcome = Prediction | ImageError
 
-_ENDINGS = (".txt", ".parquet", ".pq", ".tar", ".tar.gz", ".tgz")
-"""Sources that may be large: standard output cannot be resumed, so these need --out."""
+_AHEAD = 100_000
+"""Images that are listed before the first is classified, so that progress knows their number,"""
+_AHEAD_BYTES = 2**26
+"""as long as they carry no more bytes than this."""
+_WIDEST = 60
+"""Characters of a name at most that answers are aligned by."""
 
 
 @app.command()
 def classify(
-    paths: Annotated[
+    sources: Annotated[
         list[str],
         typer.Argument(
-            help="Images, or folders of images. With --out also patterns, lists (@FILE), Parquet, tars and URLs.",
-            metavar="PATH",
+            help="Images, folders, 'quoted patterns', @lists, Parquet files, tars, URLs, or - for standard input.",
+            metavar="SOURCE...",
         ),
     ],
     classes: Classes,
@@ -84,13 +103,25 @@ def classify(
     views: ViewCount = "adaptive",
     seed: Seed = 0,
     augmix: AugMix = False,
-    top: Annotated[int, typer.Option(help="How many classes to name per image in JSON.", min=1)] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values with a header.")] = False,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Directory of Parquet files; the same command continues it.")
+    top: Annotated[
+        int | None,
+        typer.Option(help="Print the N most probable classes. Default: 1 in text and CSV, else 5.", min=1),
     ] = None,
-    column: Annotated[str | None, typer.Option(help="Column of Parquet files that holds paths or bytes.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values with a header.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="Write to FILE.parquet, or to a directory of Parquet files. Rerun the same command to resume.",
+        ),
+    ] = None,
+    column: Annotated[str | None, typer.Option(help="Column of a Parquet file with paths or image bytes.")] = None,
+    allow_urls: Annotated[
+        bool, typer.Option("--allow-urls", help="Open URLs (http, https, s3, …), also those in lists and tables.")
+    ] = False,
+    max_pixels: MaxPixels = None,
     cache: Cache = None,
     engine: EngineName = "local",
     address: Address = "auto",
@@ -99,53 +130,50 @@ def classify(
     gpus_per_worker: GpusPerWorker = 0,
     rank: Rank = None,
     world_size: WorldSize = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Classify images. Unreadable images are reported and skipped; the exit code is then 1.
 
-    With --out, answers go to Parquet files instead of standard output, and work may be done on a cluster.
+    With --out, answers are written to Parquet instead of standard output, and the work can run on a cluster.
     """
-    from usetta.answer_warnings import chance_warning, is_near_chance
-    from usetta.images import ImageError, find_images
-
     if as_json and as_csv:
         raise typer.BadParameter("choose one of --json and --csv")
     if out is not None and (as_json or as_csv):
-        raise typer.BadParameter("--out writes Parquet; leave --json and --csv out")
+        raise typer.BadParameter("--out writes Parquet: use it without --json and --csv")
     with clear_errors():
+        from usetta.batch.sources import SourceOptions, check
+        from usetta.images import describe_ignored
+
         where = read_engine(engine, address, workers, cpus_per_worker, gpus_per_worker)
+        if where is not None and out is None:
+            raise ValueError("--engine ray needs --out: a cluster writes its answers to files")
+        options = SourceOptions(column, allow_urls)
+        check(sources, options)
+        asked = _settings(
+            classes,
+            method,
+            template,
+            context,
+            views=read_views(views),
+            augmix=augmix,
+            seed=seed,
+            top=top or (5 if as_json or out else 1),
+            cache=cache,
+            max_pixels=max_pixels,
+        )
         computing = {"precision": precision, "device": device, "compiled": compiled}
         load, load_reward = loader(model, **computing), loader(reward_model, **computing) if reward_model else None
-        asked = _settings(
-            classes, method, template, context, views=read_views(views), augmix=augmix, seed=seed, top=top, cache=cache
-        )
         if out is not None:
-            _classify_to(
-                out, paths, asked, context, load, load_reward, where, read_shard(rank, world_size, where), column
-            )
-            return
-        if where is not None:
-            raise ValueError("answers from a cluster go to files: say where with --out DIR")
-        _refuse_without_out(paths)
-        try:
-            images = find_images(paths)
-        except ImageError as error:
-            raise ValueError(str(error)) from error
-        classifier = _classifier(asked, context, load, load_reward)
-    write = _json_writer(top) if as_json else _csv_writer() if as_csv else _text_writer(images)
-    failed = near_chance = 0
-    with clear_errors():
-        answers = track(classifier.stream(images), len(images), "Classifying")
-        for image, outcome in zip(images, answers, strict=True):
-            write(image, outcome)
-            if isinstance(outcome, ImageError):
-                failed += 1
-                echo(f"usetta: {outcome}")
-            else:
-                near_chance += is_near_chance(outcome.confidence, len(outcome.classes))
-    if near_chance:
-        warn(chance_warning(len(asked.classes), near_chance, len(images)))
+            shard = read_shard(rank, world_size, where)
+            failed, count = _classify_to(out, sources, options, asked, context, load, load_reward, where, shard)
+        else:
+            kind = "json" if as_json else "csv" if as_csv else "text"
+            failed, count = _classify_here(sources, options, asked, context, load, load_reward, kind)
+    if options.ignored:
+        warn(describe_ignored(options.ignored))
     if failed:
-        echo(f"usetta: {failed} of {len(images)} images could not be read")
+        echo(f"usetta: {failed} of {count} images could not be read")
         raise typer.Exit(1)
 
 
@@ -153,7 +181,10 @@ def classify(
 def explain(
     path: Annotated[Path, typer.Argument(help="An image.")],
     classes: Classes,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Figure to write (.png, .svg, .pdf).")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Figure to write: .png, .svg, .pdf or .jpg. Default: IMAGE-explained.png."),
+    ] = None,
     method: Method = "se",
     model: ModelName = "auto",
     precision: Precision = "auto",
@@ -164,53 +195,70 @@ def explain(
     views: ViewCount = "adaptive",
     seed: Seed = 0,
     augmix: AugMix = False,
+    max_pixels: MaxPixels = None,
     cache: Cache = None,
-    shown: Annotated[int, typer.Option(help="How many strong views the figure shows.", min=1)] = 24,
+    shown: Annotated[int, typer.Option(help="How many random views the figure shows.", min=1)] = 24,
     as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
-    """Show why an image got its answer: its views by confidence, the chosen ones, zero-shot against the method."""
-    from usetta.images import open_image
-
+    """Explain an answer: a figure of the most confident views, and zero-shot against the method."""
     target = out or path.with_name(f"{path.stem}-explained.png")
     with clear_errors():
-        image = open_image(path)  # first, so that an unreadable image is reported before a model is loaded
+        from usetta.images import MAX_PIXELS, open_image
+
         if target.suffix.lower() not in (".png", ".svg", ".pdf", ".jpg", ".jpeg"):
-            raise ValueError(f"cannot write a figure as {target.name!r}: use .png, .svg, .pdf or .jpg")
+            raise ValueError(f"cannot write a figure to {target.name!r}: the name must end in .png, .svg, .pdf or .jpg")
         if not target.parent.is_dir():
-            raise ValueError(f"no folder {str(target.parent)!r} to write the figure to")
+            raise ValueError(f"cannot write the figure: there is no folder {str(target.parent)!r}")
+        # Opened here, so that an unreadable image is reported before a model is loaded.
+        image = open_image(path, max_pixels=max_pixels or MAX_PIXELS)
+        asked = _settings(
+            classes,
+            method,
+            template,
+            context,
+            views=read_views(views, least=2),
+            augmix=augmix,
+            seed=seed,
+            cache=cache,
+            max_pixels=max_pixels,
+        )
         computing = {"precision": precision, "device": device}
         load, load_reward = loader(model, **computing), loader(reward_model, **computing) if reward_model else None
-        asked = _settings(
-            classes, method, template, context, views=read_views(views, least=2), augmix=augmix, seed=seed, cache=cache
-        )
         classifier = _classifier(asked, context, load, load_reward)
-        explanation = classifier.explain(image)
-        explanation.save(target, shown)
+        started = time.perf_counter()
+        with waiting(f"Explaining {printable(path.name)}"):
+            explanation = classifier.explain(image)
+            explanation.save(target, shown)
+    note(f"{len(explanation.views)} views in {time.perf_counter() - started:.1f} s")
     if as_json:
         typer.echo(json.dumps({**explanation.prediction.to_dict(), "source": str(path), "figure": str(target)}))
     else:
-        typer.echo(_sentence(explanation.prediction))
-        typer.echo(explanation.prediction.reason)
-        typer.echo(f"figure: {target}")
+        typer.echo(printable(_sentence(explanation.prediction)))
+        typer.echo(printable(explanation.prediction.reason))
+        typer.echo(f"figure: {printable(str(target))}")
 
 
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the report.")] = Path("demo-report"),
-    methods: Annotated[str, typer.Option(help="Methods to compare.")] = "clip,se,tpt,use",
+    methods: Annotated[str, typer.Option(help="Methods to compare, separated by commas.")] = "clip,se,tpt,use",
     model: ModelName = "embedded",
-    views: Annotated[int, typer.Option(help="Views per image; the paper uses 64.", min=2)] = 32,
+    views: Annotated[int, typer.Option(help="Views per image; the paper uses 64.", min=2, max=1024)] = 32,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
-    """Classify a dozen real images with every method and write a report with images."""
+    """Classify a dozen real images with several methods and write an HTML report."""
     from usetta import demo as demonstration
     from usetta import methods as known_methods
     from usetta.models import load_model
 
     with clear_errors():
         names = list(dict.fromkeys(known_methods.get(name).name for name in methods.split(",")))
-        images = demonstration.demo_dataset(echo)
+        images = demonstration.demo_dataset(note)
         loaded = load_model(model, precision="fp32")
-        echo(f"model: {loaded.name}, {views} views of each of {len(images)} images")
+        note(f"model: {loaded.name}, {views} views of each of {len(images)} images")
         demonstration.measure(loaded, images, names, views, out / "run")
         answers = list(demonstration.answers(loaded, images, names, views))
         page = demonstration.write_pages(answers, out, loaded, views)
@@ -228,39 +276,106 @@ def demo(
     )
     for name in names:
         skipped = sum(answer.by_method[name].prediction.skipped is True for answer in answers)
-        left = f", {skipped} skipped because the views already agree" if skipped else ""
-        typer.echo(f"{name}: {sum(answer.is_right(name) for answer in answers)} of {len(answers)} right{left}")
+        left = f", {skipped} not tuned because their views already agree" if skipped else ""
+        typer.echo(f"{name}: {sum(answer.is_right(name) for answer in answers)} of {len(answers)} correct{left}")
     typer.echo(f"report: {page}")
 
 
-def _refuse_without_out(sources: list[str]) -> None:
-    """Sources that may be large are for --out: standard output cannot be continued."""
-    for source in sources:
-        if source.startswith("@") or "://" in source or source.lower().endswith(_ENDINGS):
-            raise ValueError(f"{source} is a list, table, archive or URL: these need --out DIR")
+def _classify_here(
+    sources: list[str],
+    options: "SourceOptions",
+    asked: "BatchSettings",
+    context: Path | None,
+    load: "Callable[[], Model]",
+    load_reward: "Callable[[], Model] | None",
+    kind: str,
+) -> tuple[int, int]:
+    """Print the answers; returns how many images could not be read, and how many there were."""
+    from usetta.answer_warnings import chance_warning, is_near_chance
+    from usetta.batch.sources import images
+    from usetta.images import ImageError
+
+    first, rest = _look_ahead(images(sources, options))
+    if not first:
+        raise _no_images(sources, options)
+    total = None if rest else len(first)
+    classifier = _classifier(asked, context, load, load_reward)
+    write = _json_writer(asked.top) if kind == "json" else _csv_writer(asked.top) if kind == "csv" else None
+    write = write or _text_writer(first, asked.top)
+    under_way: deque[BatchImage] = deque()
+
+    def reads() -> "Iterator[Callable[[], str | bytes]]":
+        for image in chain(first, rest or ()):
+            under_way.append(image)
+            yield image.read
+
+    started, failed, near_chance, views = time.perf_counter(), 0, 0, list[int]()
+    with waiting(f"Classifying {printable(first[0].name)}") if total == 1 else nullcontext():
+        for outcome in track(classifier.stream(reads()), total, "Classifying"):
+            image = under_way.popleft()
+            write(image, outcome)
+            if isinstance(outcome, ImageError):
+                failed += 1
+                echo(f"usetta: {printable(image.name)}: {outcome.reason}")
+            else:
+                views.append(len(outcome.entropies))
+                near_chance += is_near_chance(outcome.confidence, len(outcome.classes))
+                detail(f"{printable(image.name)}: {views[-1]} views; {outcome.reason}")
+    if views:
+        note(_summary(views, time.perf_counter() - started))
+    if near_chance:
+        warn(chance_warning(len(asked.classes), near_chance, failed + len(views)))
+    return failed, failed + len(views)
+
+
+def _look_ahead(stream: "Iterator[BatchImage]") -> "tuple[list[BatchImage], Iterator[BatchImage] | None]":
+    """The first images, and the stream of the others if there may be more."""
+    first, size = list[Any](), 0
+    for image in stream:
+        first.append(image)
+        size += len(image.place) if isinstance(image.place, bytes) else 0
+        if len(first) == _AHEAD or size >= _AHEAD_BYTES:
+            return first, stream
+    return first, None
+
+
+def _no_images(sources: list[str], options: "SourceOptions") -> ValueError:
+    from usetta.images import describe_ignored
+
+    ignored = f"; {describe_ignored(options.ignored)}" if options.ignored else ""
+    return ValueError(f"no images in {', '.join(sources)}{ignored}")
+
+
+def _summary(views: list[int], seconds: float) -> str:
+    """How long it took, and with how many views."""
+    if len(views) == 1:
+        return f"1 image in {seconds:.1f} s, {counted(views[0], 'view')}"
+    mean = sum(views) / len(views)
+    each = f"{views[0]}" if min(views) == max(views) else f"{min(views)} to {max(views)} (mean {mean:.0f})"
+    return f"{len(views)} images in {seconds:.1f} s, views per image: {each}"
 
 
 def _classify_to(
     out: Path,
     sources: list[str],
+    options: "SourceOptions",
     settings: "BatchSettings",
     context: Path | None,
     load: "Callable[..., Model]",
     load_reward: "Callable[..., Model] | None",
     engine: "RayEngine | None",
     shard: "Shard",
-    column: str | None,
-) -> None:
-    """Classify into a directory; unreadable images are reported and counted, and the exit code is then 1."""
+) -> tuple[int, int]:
+    """Write the answers to Parquet; returns how many images could not be read, and how many there were."""
     from usetta.answer_warnings import chance_warning
+    from usetta.batch.parts import check_output
     from usetta.batch.runner import classify
-    from usetta.batch.sources import check
     from usetta.coop import load_context
 
-    check(sources)
+    check_output(out, shard)
     gpus = engine.gpus if engine else 0
     model, reward_model = for_driver(load, gpus)(), for_driver(load_reward, gpus)() if load_reward else None
-    echo(f"model: {described(model)}")
+    note(f"model: {described(model)}")
     if context:
         settings = replace(settings, context=load_context(context, model))
     try:
@@ -270,39 +385,42 @@ def _classify_to(
                 settings,
                 sources,
                 out,
-                column=column,
+                options=options,
                 reward_model=reward_model,
                 engine=engine,
                 shard=shard,
                 load=for_workers(load, gpus),
                 load_reward_model=for_workers(load_reward, gpus) if load_reward else None,
-                log=echo,
+                log=note,
                 period=5 if sys.stderr.isatty() else 60,
             )
     except KeyboardInterrupt:
         echo(f"usetta: stopped; what was computed is in {out}; rerun the same command to resume")
         raise typer.Exit(130) from None
     if not done.images + done.before:
-        raise ValueError(f"no images in {', '.join(sources)}")
-    echo(f"{done.images} images in {done.seconds:.0f} s, {done.before} were there already: {out}")
+        raise _no_images(sources, options)
+    already = f", {done.before} were already there" if done.before else ""
+    note(f"{counted(done.images, 'image')} in {done.seconds:.0f} s{already}: {out}")
     if done.near_chance:
         warn(chance_warning(len(settings.classes), done.near_chance, done.images))
-    if done.failed:
-        echo(f"usetta: {done.failed} of {done.images} images could not be read")
-        raise typer.Exit(1)
+    return done.failed, done.images
 
 
 def _settings(
     classes: str, method: str, template: list[str] | None, context: Path | None, **settings: Any
 ) -> "BatchSettings":
-    """What is asked, read before a model is loaded, so that a typo is reported at once."""
+    """What is asked, checked before a model is loaded, so that a mistake is reported at once."""
     from usetta import methods
+    from usetta.adaptive import most_views
     from usetta.batch.runner import BatchSettings
     from usetta.coop import template_of
+    from usetta.episode import check_without_model
     from usetta.prompts import DEFAULT_TEMPLATE
 
+    recipe = methods.get(method)
     templates = template or [template_of(context) if context else DEFAULT_TEMPLATE]
-    return BatchSettings(tuple(_read_classes(classes)), methods.get(method), tuple(templates), **settings)
+    check_without_model(recipe, most_views(settings["views"]), templates)
+    return BatchSettings(tuple(_read_classes(classes)), recipe, tuple(templates), **settings)
 
 
 def _classifier(
@@ -314,60 +432,65 @@ def _classifier(
     from usetta.coop import load_context
 
     model = load()
-    echo(f"model: {described(model)}")
+    note(f"model: {described(model)}")
     settings = replace(asked, context=load_context(context, model) if context else None)
     return settings.classifier(model, load_reward() if load_reward else None)
 
 
 def _read_classes(classes: str) -> list[str]:
     if classes.startswith("@"):
+        file = classes[1:]
         try:
-            lines = Path(classes[1:]).read_text(encoding="utf-8-sig").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"cannot read class names from {classes[1:]!r}: {error}") from error
+            lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
+        except OSError as error:
+            raise ValueError(f"cannot read class names from {file}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ValueError(f"cannot read class names from {file}: it is not UTF-8 text") from error
     else:
         lines = classes.split(",")
     names = [line.strip() for line in lines if line.strip()]
     if not names:
-        raise ValueError("there must be at least one class name")
+        raise ValueError("no class names given: use --classes 'cat,dog' or --classes @FILE")
     return names
 
 
-def _sentence(answer: "Prediction") -> str:
-    text = f"{answer.label}  {answer.confidence:.1%}"
+def _sentence(answer: "Prediction", top: int = 1) -> str:
+    text = ", ".join(f"{label}  {probability:.1%}" for label, probability in answer.ranked(top))
     weak = answer.classes[int(answer.zero_shot.argmax())]
     return text if weak == answer.label else f"{text}  (zero-shot: {weak}  {float(answer.zero_shot.max()):.1%})"
 
 
-def _text_writer(images: list[Path]) -> Any:
-    width = max(len(str(image)) for image in images)
+def _text_writer(images: "Iterable[BatchImage]", top: int) -> "Callable[[BatchImage, Outcome], None]":
+    width = min(_WIDEST, max(len(printable(image.name)) for image in images))
 
-    def write(image: Path, outcome: Any) -> None:
+    def write(image: "BatchImage", outcome: "Outcome") -> None:
         if not isinstance(outcome, Exception):
-            _line(f"{image!s:<{width}}  {_sentence(outcome)}")
+            _line(f"{printable(image.name):<{width}}  {printable(_sentence(outcome, top))}")
 
     return write
 
 
-def _json_writer(top: int) -> Any:
-    def write(image: Path, outcome: Any) -> None:
-        bad = isinstance(outcome, Exception)
-        _line(json.dumps({"source": str(image), "error": outcome.reason} if bad else outcome.to_dict(top)))
+def _json_writer(top: int) -> "Callable[[BatchImage, Outcome], None]":
+    def write(image: "BatchImage", outcome: "Outcome") -> None:
+        answer = {"error": outcome.reason} if isinstance(outcome, Exception) else outcome.to_dict(top)
+        _line(json.dumps({**answer, "source": image.name}))
 
     return write
 
 
-def _csv_writer() -> Any:
+def _csv_writer(top: int) -> "Callable[[BatchImage, Outcome], None]":
     table = csv.writer(sys.stdout, lineterminator="\n")
-    table.writerow(["source", "label", "probability", "zero_shot_label", "zero_shot_probability", "error"])
+    more = [f"{name}_{rank}" for rank in range(2, top + 1) for name in ("label", "probability")]
+    table.writerow(["source", "label", "probability", "zero_shot_label", "zero_shot_probability", "error", *more])
 
-    def write(image: Path, outcome: Any) -> None:
+    def write(image: "BatchImage", outcome: "Outcome") -> None:
         if isinstance(outcome, Exception):
-            table.writerow([image, "", "", "", "", outcome.reason])  # type: ignore[attr-defined]
+            cells: list[Any] = [image.name, "", "", "", "", outcome.reason]
         else:
-            row = outcome.to_dict()
-            zero_shot = row["zero_shot"]
-            table.writerow([image, row["label"], row["probability"], zero_shot["label"], zero_shot["probability"], ""])
+            best, *others = [(label, round(probability, 6)) for label, probability in outcome.ranked(top)]
+            zero_shot = outcome.to_dict(1)["zero_shot"]
+            cells = [image.name, *best, zero_shot["label"], zero_shot["probability"], "", *chain(*others)]
+        table.writerow(map(spreadsheet_safe, cells))
         sys.stdout.flush()
 
     return write

@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from usetta.distributed import RayEngine, Shard
     from usetta.models import Model
 
-EngineName = Annotated[str, typer.Option("--engine", help="Where work is done: local, or ray for a Ray cluster.")]
+EngineName = Annotated[str, typer.Option("--engine", help="Where the work runs: local, or ray for a Ray cluster.")]
 Address = Annotated[
-    str, typer.Option("--address", help="Of the Ray cluster: auto, host:port, or local for this machine alone.")
+    str, typer.Option("--address", help="Address of the Ray cluster: auto, HOST:PORT, or local for this machine only.")
 ]
 Workers = Annotated[
-    int | None, typer.Option("--workers", help="Workers on the cluster; by default as many as fit.", min=1)
+    int | None, typer.Option("--workers", help="Number of Ray workers. Default: as many as fit.", min=1)
 ]
 CpusPerWorker = Annotated[
-    float, typer.Option("--cpus-per-worker", help="CPUs, and threads, of a Ray worker.", min=0.01)
+    float, typer.Option("--cpus-per-worker", help="CPUs (and threads) of each Ray worker.", min=0.01)
 ]
 GpusPerWorker = Annotated[
-    float, typer.Option("--gpus-per-worker", help="GPUs of a Ray worker: 0.25 lets four share one.", min=0)
+    float, typer.Option("--gpus-per-worker", help="GPUs of each Ray worker; 0.25 lets four share one.", min=0)
 ]
 # The variables that torchrun and Slurm set are read by `read_shard`, not by typer: a rank and a world size must come
 # from the same launcher, and typer would pick each by itself.
@@ -32,14 +32,15 @@ Rank = Annotated[
     int | None,
     typer.Option(
         "--rank",
-        help="Number of this process among --world-size processes that share the work, from 0. "
-        "Default: as torchrun or Slurm set it.",
+        help="Number of this process, from 0, if several share the work. Default: as set by torchrun or Slurm.",
         min=0,
     ),
 ]
 WorldSize = Annotated[
     int | None,
-    typer.Option("--world-size", help="How many processes share the work, each with this command. See --rank.", min=1),
+    typer.Option(
+        "--world-size", help="Number of processes that share the work, each started with this command.", min=1
+    ),
 ]
 
 
@@ -50,7 +51,7 @@ def read_engine(name: str, address: str, workers: int | None, cpus: float, gpus:
     if name == "local":
         return None
     if name != "ray":
-        raise ValueError(f"unknown engine {name!r}; known are local and ray")
+        raise ValueError(f"unknown engine {name!r}; known: local, ray")
     return RayEngine(address, workers, cpus, gpus)
 
 
@@ -64,7 +65,7 @@ def read_shard(rank: int | None, world_size: int | None, engine: "RayEngine | No
     if engine is None:
         return Shard.from_environment(rank, world_size)
     if rank is not None or world_size is not None:
-        raise ValueError("--rank and --world-size share out work without Ray; leave them out with --engine ray")
+        raise ValueError("--rank and --world-size cannot be combined with --engine ray, which shares the work itself")
     return Shard()
 
 

@@ -5,14 +5,25 @@ from typing import Annotated
 
 import typer
 
-from usetta.cli.app import AsJson, DataRoot, clear_errors, data_app, echo, ls_app, models_app, print_rows
+from usetta.cli.app import (
+    AsJson,
+    DataRoot,
+    Quiet,
+    Verbose,
+    clear_errors,
+    data_app,
+    ls_app,
+    models_app,
+    note,
+    print_rows,
+)
 
 
 @ls_app.command("methods")
-def ls_methods(as_json: AsJson = False) -> None:
+def ls_methods(as_json: AsJson = False, quiet: Quiet = False) -> None:
     """List the methods.
 
-    NAME+READOUT reads a method's answer out in another way (tpt+se), NAME:SETTING=VALUE changes settings of it
+    NAME+READOUT combines a method with another readout (tpt+se); NAME:SETTING=VALUE changes its settings
     (use:steps=4:gamma=0.2).
     """
     from usetta import methods
@@ -21,14 +32,14 @@ def ls_methods(as_json: AsJson = False) -> None:
     rows = [{"name": name, "description": methods.get(name).description} for name in methods.names()]
     print_rows(rows, as_json)
     if not as_json:
-        echo("another readout: tpt+se, of")
-        echo(f"  {', '.join(READOUTS)}")
-        echo("other settings: use:steps=4:gamma=0.2")
+        note("with another readout, such as tpt+se; readouts:")
+        note(f"  {', '.join(READOUTS)}")
+        note("with other settings, such as use:steps=4:gamma=0.2")
 
 
 @ls_app.command("models")
 def ls_models(as_json: AsJson = False) -> None:
-    """List the models, and whether their weights are on this machine."""
+    """List the models and whether their weights are on this machine."""
     from usetta.models import list_models
 
     print_rows([asdict(row) for row in list_models()], as_json)
@@ -36,7 +47,7 @@ def ls_models(as_json: AsJson = False) -> None:
 
 @ls_app.command("datasets")
 def ls_datasets(as_json: AsJson = False) -> None:
-    """List the datasets that are known by name."""
+    """List the datasets that have a name."""
     from usetta.data import list_datasets
 
     columns = ("name", "title", "family", "images", "classes")
@@ -44,22 +55,26 @@ def ls_datasets(as_json: AsJson = False) -> None:
 
 
 @models_app.command("pull")
-def pull(name: Annotated[str, typer.Argument(help="A name from `usetta ls models`.")]) -> None:
-    """Fetch a model's weights into the cache, so that it works offline afterwards."""
+def pull(
+    name: Annotated[str, typer.Argument(help="A model from `usetta ls models`.")],
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Download the weights of a model, so that it works offline afterwards."""
     from usetta.models import pull_model
 
     with clear_errors():
-        where = pull_model(name, echo)
+        where = pull_model(name, note)
     typer.echo(f"{name}: ready in {where}")
 
 
 @data_app.command("check")
 def data_check(
     root: DataRoot,
-    only: Annotated[list[str] | None, typer.Option("--only", help="A dataset to look for; may be repeated.")] = None,
+    only: Annotated[list[str] | None, typer.Option("--only", help="Check this dataset only; may be repeated.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show which of the paper's datasets are complete in a folder, and what to do next."""
+    """Show which of the paper's datasets are present and complete, and what to do next."""
     from usetta.data import check
 
     with clear_errors():
@@ -85,15 +100,17 @@ def data_check(
 
 @data_app.command("fetch")
 def data_fetch(
-    name: Annotated[str, typer.Argument(help="A name from `usetta ls datasets`.")],
+    name: Annotated[str, typer.Argument(help="A dataset from `usetta ls datasets`.")],
     root: DataRoot,
-    keep_archive: Annotated[bool, typer.Option("--keep-archive", help="Keep what was downloaded.")] = False,
+    keep_archive: Annotated[bool, typer.Option("--keep-archive", help="Keep the downloaded archive.")] = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Download a dataset, or print the steps to take by hand. The exit code is 1 until it is complete."""
     from usetta.data import fetch
 
     with clear_errors():
-        fetched = fetch(name, root, echo, keep_archive=keep_archive)
+        fetched = fetch(name, root, note, keep_archive=keep_archive)
     report = fetched.report
     typer.echo(f"{report.name}: {report.state}" + (f" in {report.where}" if report.where else ""))
     for number, step in enumerate(fetched.by_hand, 1):

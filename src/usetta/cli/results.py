@@ -6,7 +6,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from usetta.cli.app import Cache, ContextFile, Device, Limit, Precision, app, clear_errors, echo, print_rows, read_seeds
+from usetta.cli.app import (
+    Cache,
+    ContextFile,
+    Device,
+    Limit,
+    Precision,
+    Quiet,
+    Verbose,
+    app,
+    clear_errors,
+    counted,
+    echo,
+    note,
+    print_rows,
+    read_seeds,
+    warn,
+)
 from usetta.cli.engines import loader
 
 if TYPE_CHECKING:
@@ -30,11 +46,11 @@ def table(
     metric: Annotated[
         str | None, typer.Option(help="top1 (the default), top5, ece, nll, brier, skip_ratio or seconds_per_image.")
     ] = None,
-    dataset: Annotated[str | None, typer.Option("--dataset", "-d", help="All metrics on this dataset.")] = None,
+    dataset: Annotated[str | None, typer.Option("--dataset", "-d", help="Show all metrics on this dataset.")] = None,
     baseline: Annotated[
-        str | None, typer.Option(help="Differences in accuracy from this method, with confidence intervals.")
+        str | None, typer.Option(help="Show differences in accuracy from this method, with confidence intervals.")
     ] = None,
-    no_paper: Annotated[bool, typer.Option("--no-paper", help="Without the paper's numbers.")] = False,
+    no_paper: Annotated[bool, typer.Option("--no-paper", help="Leave out the paper's numbers.")] = False,
 ) -> None:
     """Show the results of a run as a table."""
     from usetta.evaluate.store import Store
@@ -59,7 +75,7 @@ def export(
     run: Run,
     file: Annotated[Path, typer.Argument(help="File to write: .parquet, .csv, .json or .jsonl.", metavar="FILE")],
 ) -> None:
-    """Write all rows of a run to a file for other programs, one for each image, seed and method."""
+    """Export a run to a file with one row for each image, seed and method."""
     from usetta.evaluate.export import export as write
     from usetta.evaluate.store import Store
 
@@ -71,25 +87,31 @@ def export(
 @app.command()
 def reproduce(
     name: Annotated[
-        str | None, typer.Argument(help="A table or figure: table-1, figure-3. Without it, all are listed.")
+        str | None, typer.Argument(help="A table or figure of the paper: table-1, figure-3. Default: list all.")
     ] = None,
-    listed: Annotated[bool, typer.Option("--list", help="List the tables and figures, and what they take.")] = False,
-    data: Annotated[Path | None, typer.Option("--data", help="Folder of the datasets.", envvar="USETTA_DATA")] = None,
-    model: Annotated[str | None, typer.Option("--model", help="Another model than the paper's.")] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List the tables and figures and what they need.")] = False,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Folder that contains the datasets.", envvar="USETTA_DATA")
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Use this model instead of the paper's.")] = None,
     precision: Precision = "fp32",
     device: Device = "auto",
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Directory of the run; by default one in runs/ for each model.")
+        Path | None, typer.Option("--out", "-o", help="Directory of the run. Default: one per model in runs/.")
     ] = None,
-    seeds: Annotated[str | None, typer.Option(help="Seeds of the views, such as 0,1,2; by default two.")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Seeds of the random views, such as 0,1,2. Default: two seeds.")
+    ] = None,
     limit: Limit = None,
     context: ContextFile = None,
     cache: Cache = None,
     shape: Format = "terminal",
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
-    """Measure what a table or figure of the paper needs, and show it beside the paper's numbers.
+    """Measure a table or figure of the paper and show it beside the paper's numbers.
 
-    Datasets that are not there are left out and named. Rerun the same command to resume.
+    Missing datasets are named and left out. Rerun the same command to resume.
     """
     from usetta.evaluate.store import Store
     from usetta.report import reproduce as paper
@@ -103,9 +125,9 @@ def reproduce(
         item = paper.get(name)
         numbers = read_seeds(seeds) if seeds else item.seeds
         if item.coop and context is None:
-            raise ValueError(f"{item.name} starts from CoOp's context: give it with --context")
+            raise ValueError(f"{item.name} needs a prompt learned by CoOp: give it with --context")
         if context is not None and not item.coop:
-            raise ValueError(f"{item.name} starts from no learned context")
+            raise ValueError(f"{item.name} does not use a learned prompt: leave out --context")
         sets = _present(item, data)
         if item.kind == "size":
             _print(paper.sizes_table({dataset.name: (len(dataset), len(dataset.classes)) for dataset in sets}), shape)
@@ -120,7 +142,7 @@ def reproduce(
             with Store(folder, create=False) as store:
                 drawn &= _show(item, store, shape)
     if failed:
-        echo(f"usetta: {failed} images could not be read and are left out")
+        echo(f"usetta: {counted(failed, 'image')} could not be read: left out of the results")
     if failed or not drawn:
         raise typer.Exit(1)
 
@@ -128,18 +150,20 @@ def reproduce(
 @app.command()
 def report(
     run: Run,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write. Default: report.html in RUN.")] = None,
-    baseline: Annotated[str, typer.Option(help="Method that the others are compared with.")] = "clip",
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write. Default: RUN/report.html.")] = None,
+    baseline: Annotated[str, typer.Option(help="Method to compare the others with.")] = "clip",
     shown: Annotated[
-        int, typer.Option(help="How many images to show that became right, and as many that became wrong.", min=0)
+        int, typer.Option(help="How many corrected images to show, and how many spoiled ones.", min=0)
     ] = 12,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
-    """Write a run as one HTML file: tables, figures, and the images whose answers changed the most."""
+    """Write a report of a run in one HTML file: tables, figures, and the images whose answers changed most."""
     from usetta.evaluate.store import Store
     from usetta.report.run import write_report
 
     with clear_errors(), Store(run, create=False) as store:
-        path = write_report(store, out or run / "report.html", baseline=baseline, shown=shown, log=echo)
+        path = write_report(store, out or run / "report.html", baseline=baseline, shown=shown, log=note)
     typer.echo(f"report: {path}")
 
 
@@ -168,7 +192,7 @@ def _check_format(shape: str) -> None:
 
     known = ("terminal", *FORMATS)
     if shape not in known:
-        raise ValueError(f"unknown format {shape!r}; known are {', '.join(known)}")
+        raise ValueError(f"unknown format {shape!r}; known: {', '.join(known)}")
 
 
 def _print(table: "Table", shape: str) -> None:
@@ -189,7 +213,7 @@ def _present(item: "PaperItem", data: Path | None) -> "list[Dataset]":
     from usetta.data.named import DATASETS
 
     if data is None:
-        echo("no folder of datasets (--data), so nothing is measured")
+        note("no --data given, so nothing is measured")
         return []
     root = data.expanduser().absolute()
     if not root.is_dir():
@@ -201,14 +225,14 @@ def _present(item: "PaperItem", data: Path | None) -> "list[Dataset]":
         except (AbsentError, NoListError):
             absent.append(name)
         except DataError as error:
-            echo(f"left out: {error}")
+            warn(f"left out: {error}")
         else:
             if reading.missing:
-                echo(f"left out: {name}, which is incomplete; the first that is missing is {reading.missing[0]}")
+                warn(f"left out: {name} is incomplete; the first missing file is {reading.missing[0]}")
             else:
                 present.append(reading.dataset)
     if absent:
-        echo(f"not in {data}: {', '.join(absent)} (see `usetta data check`)")
+        note(f"not in {data}: {', '.join(absent)} (see `usetta data check`)")
     return present
 
 
@@ -243,7 +267,7 @@ def _measure(
             return None
     loaded = load()
     methods = _possible(item, loaded)
-    echo(f"model: {loaded.name}, {', '.join(f'{name} ({size} images)' for name, size in sizes.items())}")
+    note(f"model: {loaded.name}, {', '.join(f'{name} ({size} images)' for name, size in sizes.items())}")
     try:
         return evaluate(
             loaded,
@@ -254,7 +278,7 @@ def _measure(
             seeds=seeds,
             limit=limit,
             cache=cache,
-            log=echo,
+            log=note,
         )
     except KeyboardInterrupt:
         echo(f"usetta: stopped; what was computed is in {out}; rerun the same command to resume")
@@ -271,7 +295,7 @@ def _possible(item: "PaperItem", model: "Model") -> list[str]:
     except ValueError as error:
         without = [method for method in item.methods if methods.get(method).needs_hidden]
         if without:
-            echo(f"left out: {', '.join(without)}; {error}")
+            warn(f"left out: {', '.join(without)}; {error}")
         return [method for method in item.methods if method not in without]
     return list(item.methods)
 
@@ -287,11 +311,11 @@ def _show(item: "PaperItem", store: "Store", shape: str) -> bool:
     from usetta.report.style import save
 
     drawn = as_figures(item, store)
-    for note in drawn.notes:
-        echo(note)
+    for line in drawn.notes:
+        note(line)
     for name, figure in drawn.figures.items():
         for path in save(figure, store.folder / name):
             typer.echo(path)
     if not drawn.figures:
-        echo(f"usetta: the run in {store.folder} has nothing to draw for {item.name}")
+        echo(f"usetta: the run in {store.folder} has no results for {item.name}")
     return bool(drawn.figures)

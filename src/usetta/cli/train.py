@@ -5,27 +5,30 @@ from typing import Annotated
 
 import typer
 
-from usetta.cli.app import Device, ModelName, clear_errors, coop_app, echo
+from usetta.cli.app import Device, ModelName, Quiet, Verbose, clear_errors, coop_app, note
 
 
 @coop_app.command("train")
 def coop_train(
-    folder: Annotated[Path, typer.Argument(help="Holds a folder of images for each class.", metavar="DIR")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="File for the context; an unfinished one is continued.")],
+    folder: Annotated[Path, typer.Argument(help="Folder with a folder of images for each class.", metavar="DIR")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write. Rerun the same command to resume.")],
     model: ModelName = "auto",
     device: Device = "auto",
     template: Annotated[
-        str, typer.Option("--template", "-t", help="Its words before {} give the context its length.")
+        str,
+        typer.Option("--template", "-t", help="Prompt with {} for the class name; the words before {} are learned."),
     ] = "a photo of a {}.",
-    shots: Annotated[int, typer.Option(help="Images of each class.", min=1)] = 16,
-    epochs: Annotated[int, typer.Option(min=1)] = 50,
+    shots: Annotated[int, typer.Option(help="Images per class.", min=1)] = 16,
+    epochs: Annotated[int, typer.Option(help="Number of epochs.", min=1)] = 50,
     lr: Annotated[float, typer.Option(help="Learning rate.")] = 0.002,
-    batch_size: Annotated[int, typer.Option(min=1)] = 32,
-    views: Annotated[int, typer.Option(help="Views per image: itself and random crops.", min=1)] = 9,
-    init: Annotated[str, typer.Option(help="Start 'random' or from the 'words' of the template.")] = "random",
-    seed: Annotated[int, typer.Option(help="Seed of shots, views and batches.", min=0)] = 0,
+    batch_size: Annotated[int, typer.Option(help="Images per training step.", min=1)] = 32,
+    views: Annotated[int, typer.Option(help="Views per image: the image and random crops.", min=1)] = 9,
+    init: Annotated[str, typer.Option(help="Initial context: 'random', or the 'words' of the template.")] = "random",
+    seed: Annotated[int, typer.Option(help="Seed of images, views and batches.", min=0)] = 0,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
-    """Learn a context for the prompts from a few labelled images. Rerun the same command to resume."""
+    """Learn a prompt from a few labelled images (CoOp). Rerun the same command to resume."""
     from usetta.coop import CoOpRecipe, train_context
     from usetta.coop.context import LOSSES, read_context_file
     from usetta.data import load_dataset
@@ -44,14 +47,14 @@ def coop_train(
             template=template,
             init=init,
         )
-        shown = load_dataset(folder)
+        shown = load_dataset(folder.expanduser().absolute())
         if shown.labels is None:
             raise ValueError(f"the images of {folder} have no labels to learn from")
         loaded = load_model(model, device=device, precision="fp32")
-        echo(f"model: {loaded.name}, up to {shots} images of each of {len(shown.classes)} classes")
+        note(f"model: {loaded.name}, up to {shots} images of each of {len(shown.classes)} classes")
         paths = [item.path for item in shown]
         with FeatureCache(cache_dir() / "coop" / "features") as cache:
-            train_context(loaded, paths, shown.labels, shown.classes, recipe, out=out, log=echo, cache=cache)
+            train_context(loaded, paths, shown.labels, shown.classes, recipe, out=out, log=note, cache=cache)
         losses = read_context_file(out)[0][LOSSES].tolist()
-    echo(f"loss: {losses[0]:.3f} in the first epoch, {losses[-1]:.3f} in the last")
+    note(f"loss: {losses[0]:.3f} in the first epoch, {losses[-1]:.3f} in the last")
     typer.echo(f"context: {out}")

@@ -51,7 +51,7 @@ def load_context(path: str | PathLike[str], model: Model | None = None) -> Tenso
     tensors, metadata = read_context_file(Path(path))
     if MOMENTUM in tensors:
         done = f"epoch {len(tensors.get(LOSSES, ()))} of {metadata.get('epochs')}"
-        raise ModelError(f"{path} is from a training that is not finished ({done}): run it again to complete it")
+        raise ModelError(f"the training of {path} is not finished ({done}): rerun it to finish")
     if model is not None:
         _check_tower(tensors, metadata, model, path)
     return tensors[CONTEXT]
@@ -61,12 +61,14 @@ def _check_tower(tensors: Tensors, metadata: dict[str, str], model: Model, path:
     """Refuse a context of another text tower."""
     width, own = tensors[CONTEXT].shape[1], start_token(model.text)
     if width != len(own):
-        raise ModelError(f"{path} is for a text tower of width {width}, but that of {model.name} has {len(own)}")
+        raise ModelError(
+            f"{path} was learned for a text encoder of width {width}, but {model.name} has width {len(own)}"
+        )
     start = tensors.get(START, own).to(own)
     # The tolerance lets the same tower in another precision pass; two different towers are far apart.
     if start.shape != own.shape or not torch.allclose(start, own, rtol=0.02, atol=0.02 * float(own.abs().mean())):
         learned = f" (it was learned with {metadata['model']})" if "model" in metadata else ""
-        raise ModelError(f"{path} is for another text tower than that of {model.name}{learned}")
+        raise ModelError(f"{path} was learned for a different text encoder than that of {model.name}{learned}")
 
 
 def save_context(
@@ -118,8 +120,8 @@ def read_context_file(path: Path) -> tuple[Tensors, dict[str, str]]:
         refused = re.search(r"GLOBAL ([\w.]+)", str(error))
         if isinstance(error, pickle.UnpicklingError) and refused:
             raise ModelError(
-                f"{path} holds {refused[1]}, which is neither a tensor nor known from checkpoints of CoOp: it could "
-                "run code, so nothing of the file is used"
+                f"{path} contains {refused[1]}, which CoOp checkpoints do not have and which could run code: the file "
+                "is not used"
             ) from None
         raise ModelError(f"{path} is damaged, or not a file with a learned context") from None
     except OSError as error:
@@ -143,20 +145,20 @@ def _read_pickle(path: Path) -> Tensors:
     if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
         content = content["state_dict"]
     if not isinstance(content, dict):
-        raise ModelError(f"{path} holds no context, but a {type(content).__name__}")
+        raise ModelError(f"{path} contains a {type(content).__name__}, not a context")
     return _from_coop({str(key): value for key, value in content.items()}, path)
 
 
 def _from_coop(state: Mapping[str, Any], path: Path) -> Tensors:
     """The state dict of CoOp's prompt learner under our names."""
     if "ctx" not in state:
-        raise ModelError(f"{path} holds no context: there is neither 'ctx' (CoOp's name for it) nor '{CONTEXT}' in it")
+        raise ModelError(f"{path} contains no context: it has neither 'ctx' (as CoOp calls it) nor '{CONTEXT}'")
     if not isinstance(state["ctx"], Tensor):
-        raise ModelError(f"{path} holds no context: its 'ctx' is a {type(state['ctx']).__name__}")
+        raise ModelError(f"{path} contains no context: its 'ctx' is a {type(state['ctx']).__name__}")
     if surplus := sorted(state.keys() - _COOP):
         raise ModelError(
-            f"{path} holds more than a context ({', '.join(surplus[:3])}): it is of another method, and its context "
-            "alone would mean something else"
+            f"{path} contains more than a context ({', '.join(surplus[:3])}): it belongs to another method, and its "
+            "context cannot be used alone"
         )
     tensors = {CONTEXT: state["ctx"]}
     prefix = state.get("token_prefix")
@@ -169,7 +171,7 @@ def _check(context: Tensor, source: str) -> Tensor:
     """`context` in at least single precision; an error if it is none."""
     if context.ndim == 3:
         raise ModelError(
-            f"{source} holds a context for each of {len(context)} classes; only one that all classes share is supported"
+            f"{source} has a context for each of {len(context)} classes; only one shared by all classes is supported"
         )
     if context.ndim != 2 or not context.numel() or not context.is_floating_point():
         raise ModelError(

@@ -49,7 +49,7 @@ def draw_shots(
     by_class: list[list[ImageSource]] = [[] for _ in classes]
     for image, label in zip(images, labels, strict=True):
         if not 0 <= label < len(classes):
-            raise ValueError(f"label {label} names none of the {len(classes)} classes, which count from 0")
+            raise ValueError(f"label {label} is out of range: there are {len(classes)} classes, counted from 0")
         by_class[label].append(image)
     shots = []
     for label, candidates in enumerate(by_class):

@@ -64,7 +64,7 @@ class CoOpRecipe:
                 raise ValueError(f"{setting} must be at least 1, not {getattr(self, setting)!r}")
         for setting in ("seed", "momentum", "weight_decay", "warmup_epochs", "warmup_lr"):
             if not 0 <= getattr(self, setting) < math.inf:
-                raise ValueError(f"{setting} must not be negative, and is {getattr(self, setting)!r}")
+                raise ValueError(f"{setting} must not be negative, got {getattr(self, setting)!r}")
         if not 0 < self.lr < math.inf:
             raise ValueError(f"lr must be above 0, not {self.lr!r}")
         if self.init not in ("random", "words"):
@@ -112,13 +112,13 @@ def train_context(
     recipe = recipe or CoOpRecipe()
     prompts = ClassPrompts(model.text, classes, recipe.template)
     if not len(prompts.context):
-        raise ValueError(f"the template {recipe.template!r} has no words before '{{}}' that a context could replace")
+        raise ValueError(f"the template {recipe.template!r} needs words before {{}}, which are then learned")
     shots = draw_shots(images, labels, classes, recipe.shots, recipe.seed, log)
     file = _ContextFile(Path(out), _describe(model, shots, classes, recipe), model) if out is not None else None
     state = (file.read(prompts.context) if file else None) or _first_state(prompts, recipe)
     done = len(state.losses)
     if done:
-        now = "is finished already" if done == recipe.epochs else f"continues after epoch {done} of {recipe.epochs}"
+        now = "is already finished" if done == recipe.epochs else f"continues after epoch {done} of {recipe.epochs}"
         log(f"{out}: the training {now}")
     if done == recipe.epochs:
         return state.context
@@ -211,7 +211,7 @@ class _ContextFile:
             return None
         tensors, metadata = read_context_file(self.path)
         if LOSSES not in tensors or not self._description.keys() <= metadata.keys():
-            raise ModelError(f"{self.path} holds a context, but is not the file of a training: choose another to write")
+            raise ModelError(f"{self.path} contains a context, but not the state of a training: choose another file")
         differences = [
             _HASHED.get(key, f"{key} {metadata[key]} instead of {value}")
             for key, value in self._description.items()
@@ -220,7 +220,7 @@ class _ContextFile:
         if differences:
             raise ValueError(
                 f"{self.path} is from a training with {', '.join(differences)}: choose another file, or delete "
-                "this one to start anew"
+                "this one to start again"
             )
         context = tensors[CONTEXT].to(like)
         momentum = tensors.get(MOMENTUM, torch.zeros_like(context)).to(like)

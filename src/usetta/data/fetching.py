@@ -40,11 +40,10 @@ from usetta.data.dataset import DataError, NoListError
 from usetta.data.load import Report, check_one
 from usetta.data.named import DATASETS, Archive, NamedDataset
 from usetta.files import write_atomically
-from usetta.images import ImageError, is_web_address
 from usetta.progress import track
+from usetta.web import LOOPBACK, TIMEOUT, opener, reason
 
 _CHUNK = 1 << 20
-_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _TEMPORARY = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Status codes of answers that may be different next time."""
 _ZIP = b"PK\x03\x04"
@@ -80,7 +79,7 @@ def fetch(
     if report.state in ("incomplete", "broken"):
         raise DataError(f"{named.name} in {place}: {report.problem}", report.todo)
     if named.source is None and report.state != "complete":
-        raise DataError(f"{named.name} cannot be fetched: nobody said where it comes from", report.todo)
+        raise DataError(f"{named.name} cannot be fetched: it has no known source", report.todo)
     archive = named.source.archive if named.source else None
     if archive and report.state == "absent":
         _refuse_occupied(place / archive.target)
@@ -125,14 +124,14 @@ def _hashes(file: Path) -> dict[str, str]:
 
 def _verify(file: Path, archive: Archive, hashes: dict[str, str], log: Callable[[str], object]) -> None:
     if archive.checksum is None:
-        log(f"no published checksum of {file.name}; its SHA-256 is {hashes['sha256']}")
+        log(f"{file.name} has no published checksum; its SHA-256 is {hashes['sha256']}")
         return
     kind, _, published = archive.checksum.partition(":")
     if hashes[kind] != published:
         file.unlink()
         raise DataError(
-            f"{archive.url} is not the file that was published: its {kind} is {hashes[kind]}, not {published}",
-            "it was removed; try again",
+            f"{archive.url}: the {kind} of the download is {hashes[kind]}, the published one is {published}",
+            "the file was deleted; try again",
         )
 
 
@@ -173,7 +172,7 @@ def exclusive(lock: Path, name: str) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise DataError(f"{name} is being fetched by another process", "wait for it") from error
+            raise DataError(f"{name} is being fetched by another process", "wait for it to finish") from error
         yield
 
 
@@ -184,10 +183,23 @@ class _CutError(Exception):
     """The connection ended before the file did."""
 
 
+class _NoConnectionError(_CutError):
+    """There was no connection at all."""
+
+
 def download(
-    url: str, target: Path, *, attempts: int = 8, pause: float = 1.0, timeout: float = 60, progress: bool | None = None
+    url: str,
+    target: Path,
+    *,
+    attempts: int = 8,
+    pause: float = 1.0,
+    timeout: float = TIMEOUT,
+    progress: bool | None = None,
 ) -> None:
-    """Bring `url` to `target`, with up to `attempts` connections and growing pauses (seconds) between them."""
+    """Bring `url` to `target`, with up to `attempts` connections and growing pauses (seconds) between them.
+
+    If there is no first connection, the machine is probably offline, and waiting would not help.
+    """
     require_https(url)
     target.parent.mkdir(parents=True, exist_ok=True)
     part, version = target.with_name(f"{target.name}.part"), target.with_name(f"{target.name}.part.version")
@@ -196,10 +208,15 @@ def download(
             _continue(url, part, version, timeout, progress)
             break
         except _CutError as error:
+            if attempt == 1 and isinstance(error, _NoConnectionError):
+                raise DataError(
+                    f"cannot connect to {urlsplit(url).hostname}: {error}",
+                    "check the network connection and rerun the same command",
+                ) from error
             if attempt == attempts:
                 raise DataError(
-                    f"the download of {url} broke off {attempts} times, at last: {error}",
-                    "run the command again: it continues where it stopped",
+                    f"the download of {url} failed {attempts} times, most recently: {error}",
+                    "rerun the same command to resume",
                 ) from error
             time.sleep(min(pause * 2 ** (attempt - 1), 30))
     part.replace(target)
@@ -215,20 +232,20 @@ def _continue(url: str, part: Path, version: Path, timeout: float, progress: boo
         if version.exists():
             headers["If-Range"] = version.read_text(encoding="utf-8")
     try:
-        response = _opener(url).open(urllib.request.Request(url, headers=headers), timeout=timeout)  # noqa: S310
+        response = opener(url, _Redirects).open(urllib.request.Request(url, headers=headers), timeout=timeout)  # noqa: S310
     except urllib.error.HTTPError as error:
         with error:
             if _is_whole(error, have):
                 return
         raise _refusal(url, part, error) from error
     except (OSError, http.client.HTTPException) as error:  # URLError and time-outs are OSErrors
-        raise _CutError(_reason(error)) from error
+        raise _NoConnectionError(reason(error)) from error
     with response:
         if response.status != HTTPStatus.PARTIAL_CONTENT:
             have = 0  # the server sends the whole file, so the part is overwritten
         elif not (response.headers.get("Content-Range") or "").startswith(f"bytes {have}-"):
             part.unlink()
-            raise _CutError("the server sent another part than it was asked for")
+            raise _CutError("the server sent a different range than requested")
         length = response.headers.get("Content-Length")
         total = have + int(length) if length else None
         _keep_version(version, response.headers)
@@ -251,12 +268,12 @@ def _is_whole(error: urllib.error.HTTPError, have: int) -> bool:
 def _refusal(url: str, part: Path, error: urllib.error.HTTPError) -> Exception:
     if error.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
         part.unlink()
-        return _CutError("the part on the disk is not of the file that the server has now")
+        return _CutError("the file on the server has changed since the download began")
     if error.code in _TEMPORARY:
         return _CutError(f"HTTP {error.code} {error.reason}")
     return DataError(
         f"{url} cannot be downloaded: HTTP {error.code} {error.reason}",
-        "the file may have moved; get it yourself and put the images where the documentation of datasets says",
+        "the file may have moved; download it yourself and unpack it as docs/data.md describes",
     )
 
 
@@ -275,57 +292,19 @@ def _chunks(response: IO[bytes]) -> Iterator[bytes]:
         try:
             chunk = response.read(_CHUNK)
         except (OSError, http.client.HTTPException) as error:
-            raise _CutError(_reason(error)) from error
+            raise _CutError(reason(error)) from error
         if not chunk:
             return
         yield chunk
 
 
-def _reason(error: Exception) -> str:
-    return str(getattr(error, "reason", None) or error) or type(error).__name__
-
-
 def require_https(url: str, asked: str = "") -> None:
     """Refuse an address whose content others could read or change; `asked` is the address that led to it."""
     parts = urlsplit(url)
-    local = parts.scheme == "http" and parts.hostname in _LOOPBACK
-    if parts.scheme == "https" or (local and urlsplit(asked or url).hostname in _LOOPBACK):
+    local = parts.scheme == "http" and parts.hostname in LOOPBACK
+    if parts.scheme == "https" or (local and urlsplit(asked or url).hostname in LOOPBACK):
         return
-    raise DataError(
-        f"{asked} leads to {url}, which is not https" if asked else f"{url} is not https", "it is not downloaded"
-    )
-
-
-def fetch_image(url: str, *, limit: int = 2**26, seconds: float = 60) -> bytes:
-    """The file behind an http or https address, of at most `limit` bytes and within so many `seconds`."""
-    deadline, chunks, size = time.monotonic() + seconds, list[bytes](), 0
-    try:
-        request = urllib.request.Request(url, headers={"User-Agent": f"usetta/{__version__}"})  # noqa: S310
-        with _opener(url, _WebRedirects).open(request, timeout=min(seconds, 20)) as response:
-            while chunk := response.read1(_CHUNK):
-                chunks.append(chunk)
-                size += len(chunk)
-                if size > limit:
-                    raise ImageError(url, f"file is larger than the limit of {limit:,} bytes")
-                if time.monotonic() > deadline:
-                    raise ImageError(url, f"could not be fetched within {seconds:g} s")
-    except urllib.error.HTTPError as error:
-        with error:
-            raise ImageError(url, f"cannot be fetched: HTTP {error.code} {error.reason}") from error
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise ImageError(url, f"cannot be fetched: {_reason(error)}") from error
-    return b"".join(chunks)
-
-
-class _WebRedirects(urllib.request.HTTPRedirectHandler):
-    """To http and https only; urllib would also follow to ftp."""
-
-    def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
-    ) -> urllib.request.Request | None:
-        if not is_web_address(newurl):
-            raise ImageError(req.full_url, f"leads to {newurl}, which is not http or https")
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
+    raise DataError(f"{asked} redirects to {url}, which is not https" if asked else f"{url} is not https", "refused")
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
@@ -334,14 +313,6 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     ) -> urllib.request.Request | None:
         require_https(newurl, req.full_url)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
-def _opener(
-    url: str, redirects: type[urllib.request.HTTPRedirectHandler] = _Redirects
-) -> urllib.request.OpenerDirector:
-    if urlsplit(url).hostname in _LOOPBACK:  # a proxy of the network does not know this machine's servers
-        return urllib.request.build_opener(redirects, urllib.request.ProxyHandler({}))
-    return urllib.request.build_opener(redirects)
 
 
 # --------------------------------------------------------------------------------------------------------------- unpack
@@ -358,10 +329,10 @@ def unpack(archive: Path, member: str, target: Path, *, within: str = "") -> Non
             _extract(archive, within, beside)
             archive = beside / within
             if not archive.is_file():
-                raise DataError(f"the archive holds no {within}", "the source may have changed")
+                raise DataError(f"the archive does not contain {within}", "the source may have changed")
         _extract(archive, member, beside)
         if not (beside / member).is_dir():
-            raise DataError(f"{archive.name} holds no folder {member}", "the source may have changed")
+            raise DataError(f"{archive.name} does not contain the folder {member}", "the source may have changed")
         if target.is_dir():
             target.rmdir()
         (beside / member).rename(target)
@@ -372,7 +343,7 @@ def unpack(archive: Path, member: str, target: Path, *, within: str = "") -> Non
 def _refuse_occupied(target: Path) -> None:
     """An error unless `target` does not exist or is an empty folder."""
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise DataError(f"{target} exists already", "move it away")
+        raise DataError(f"{target} already exists", "move it away")
 
 
 def _extract(archive: Path, wanted: str, into: Path) -> None:
@@ -382,7 +353,7 @@ def _extract(archive: Path, wanted: str, into: Path) -> None:
     try:
         (_extract_zip if is_zip else _extract_tar)(archive, wanted, into)
     except tarfile.FilterError as error:
-        raise DataError(f"{archive.name} is not safe to unpack: {error}", "nothing of it is used") from error
+        raise DataError(f"{archive.name} is not safe to unpack: {error}", "nothing was unpacked") from error
     except (tarfile.ReadError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # the disk's fault; gzip and bz2 give no number
             raise
@@ -404,7 +375,7 @@ def _extract_zip(archive: Path, wanted: str, into: Path) -> None:
             name = member.orig_filename.replace("\\", "/")
             leaves = name.startswith("/") or ":" in name.split("/")[0] or ".." in name.split("/")
             if leaves or stat.S_ISLNK(member.external_attr >> 16):
-                raise DataError(f"{archive.name} is not safe to unpack: it holds {name}", "nothing of it is used")
+                raise DataError(f"{archive.name} is not safe to unpack: it contains {name}", "nothing was unpacked")
             if _is_wanted(name, wanted):
                 members.extract(member, into)
 

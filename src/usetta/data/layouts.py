@@ -35,7 +35,7 @@ from usetta.images import SUFFIXES
 
 _WITHIN = ("", "few-shot-datasets")
 _LIST_FOLDERS = ("", "data_splits", "data/data_splits", "few-shot-datasets")
-_FETCH_ANEW = "move its folder away and fetch the dataset anew"
+_FETCH_ANEW = "move its folder away and fetch the dataset again"
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def read_split(layout: DiskLayout, root: Path, *, own: bool = False) -> Reading:
     if file is None:
         raise NoListError(
             f"{layout.name}: there is no {layout.list_file} in {root}",
-            f"{fetch_command(layout.name, root)} says where to get it",
+            f"{fetch_command(layout.name, root)} prints where to get it",
             layout.find_images_without_list(root),
         )
     ids, labels, classes = _parse_split(file)
@@ -139,7 +139,7 @@ def _join(
             break
     else:
         expected = " or ".join(f"{layout.folders[0]}/{inner}".rstrip("/") for inner in layout.inner)
-        raise AbsentError(f"{layout.name}: its images are not in {root}", f"expected is a folder {expected}")
+        raise AbsentError(f"{layout.name}: its images are not in {root}", f"expected a folder {expected}")
     where = f"{below(home, root)}, listed in {below(file, root)}"
     return Reading(_dataset(layout, [class_name(written) for written in classes], ids, labels, home, where), missing)
 
@@ -196,7 +196,7 @@ def _parse_row(file: Path, part: str, number: int, row: Any) -> tuple[str, int, 
 
 
 def _malformed(file: Path, why: str) -> DataError:
-    return DataError(f"{file} cannot be used: {why}", "download it anew")
+    return DataError(f"{file} cannot be used: {why}", "download it again")
 
 
 def _lines(file: Path) -> list[str]:
@@ -265,10 +265,10 @@ def _no_class_folders(layout: DiskLayout, root: Path, candidates: list[Path]) ->
     for folder in candidates:
         if _images_in(folder):
             return DataError(
-                f"{layout.name}: the images lie in {folder} itself", "sort them into one folder for each wnid"
+                f"{layout.name}: the images are directly in {folder}", "sort them into one folder per class (wnid)"
             )
     example = f"{layout.folders[0]}/{layout.inner[0]}/{next(iter(class_folders(layout.name)))}"
-    return AbsentError(f"{layout.name}: its images are not in {root}", f"expected are folders such as {example}")
+    return AbsentError(f"{layout.name}: its images are not in {root}", f"expected folders such as {example}")
 
 
 def _images_in(folder: Path) -> list[str]:

@@ -39,10 +39,12 @@ def load_dataset(
         return _load_path(Path(written).expanduser().absolute(), classes, written)
     named = DATASETS.get(written)
     if classes is not None:
-        raise ValueError(f"{named.name} has class names of its own")
+        raise ValueError(f"{named.name} has its own class names; they cannot be given")
     root = root or os.environ.get(ROOT)
     if not root:
-        raise DataError(f"where is {named.name}?", f"give the folder of the datasets, or set {ROOT}")
+        raise DataError(
+            f"no folder given for the dataset {named.name}", f"pass the folder of the datasets (--data), or set {ROOT}"
+        )
     place = _existing_folder(root)
     reading = named.read(place, own=True)
     if reading.missing:
@@ -50,7 +52,7 @@ def load_dataset(
         raise DataError(
             f"{named.name} is incomplete: {len(reading.missing)} {what} in {reading.dataset.root}, "
             f"the first is {reading.missing[0]}",
-            f"`usetta data check {shlex.quote(str(place))}` says more",
+            f"see `usetta data check {shlex.quote(str(place))}`",
         )
     return reading.dataset
 
@@ -58,15 +60,22 @@ def load_dataset(
 def load_datasets(names: Sequence[str], root: str | os.PathLike[str] | None = None) -> list[Dataset]:
     """Load several: named datasets below `root`, other folders and lists in it, or paths.
 
-    Without names, all named datasets that are complete below `root`; if there are none, `root` is itself the dataset.
+    Without names, all datasets that are recognised below `root`: named ones that are complete, and folders with a
+    `manifest.*`. If there are none, `root` is itself the dataset.
     """
     if names:
         return [_load_below(name, root) for name in names]
     root = root or os.environ.get(ROOT)
     if not root:
-        raise DataError("which datasets?", f"give their names, or their folder, or set {ROOT}")
-    complete = [report.name for report in check(root) if report.state == "complete"]
-    return [load_dataset(name, root) for name in complete] or [load_dataset(Path(root).absolute())]
+        raise DataError("no datasets given", f"pass --data or --datasets, or set {ROOT}")
+    place = _existing_folder(root)
+    if _manifest(place):
+        return [load_dataset(place)]
+    named = [load_dataset(report.name, place) for report in check(place) if report.state == "complete"]
+    folders = [folder for folder in sorted(place.iterdir()) if folder.is_dir() and not folder.name.startswith(".")]
+    listed = [folder for folder in folders if _manifest(folder)]
+    own = [load_dataset(folder) for folder in listed if not any(known.root.is_relative_to(folder) for known in named)]
+    return [*named, *own] or [load_dataset(place)]
 
 
 def _load_below(name: str, root: str | os.PathLike[str] | None) -> Dataset:
@@ -88,11 +97,15 @@ def _load_path(path: Path, classes: Sequence[str] | None, written: str) -> Datas
         if path.name == written and not path.suffix:
             DATASETS.get(written)  # more likely a misspelled name than a path: the error suggests the nearest
         raise DataError(f"{path} does not exist")
-    if lists := [path / name for name in MANIFESTS if (path / name).is_file()]:
-        return read_list(lists[0], classes)
+    if manifest := _manifest(path):
+        return read_list(manifest, classes)
     if classes is not None:
-        raise ValueError(f"the classes of {path} are its folders")
+        raise ValueError(f"the class names of {path} are those of its folders; they cannot be given")
     return read_folder(path)
+
+
+def _manifest(folder: Path) -> Path | None:
+    return next((folder / name for name in MANIFESTS if (folder / name).is_file()), None)
 
 
 def _existing_folder(root: str | os.PathLike[str]) -> Path:
@@ -178,7 +191,7 @@ def _report_unread(named: NamedDataset, root: Path, error: DataError) -> Report:
         todo = f"Download {source.list_file} from {source.list_url} into {source.folder}/."
     else:
         state = "broken"
-        todo = _sentence(error.todo) or "Move its folder away and fetch it anew."
+        todo = _sentence(error.todo) or "Move its folder away and fetch it again."
     where = below(images, root) if images else ""
     return Report(named.name, named.title, state, 0, named.images, 0, where, error.problem, todo)
 

@@ -25,28 +25,28 @@ MANIFESTS = tuple(f"manifest{suffix}" for suffix in LIST_SUFFIXES)
 """Lists of these names are read when the folder that they lie in is loaded."""
 
 _PARTS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
-_ROW = "a row has a path and may have a label and a class"
+_ROW = "each row needs a path and may have a label and a class"
 
 
 def read_folder(root: Path) -> Dataset:
     """Read `root/class/image.jpg`; images may lie deeper, hidden files and folders are skipped."""
     folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not folders:
-        raise DataError(f"{root} holds no folders", "expected is one for each class with its images in it")
+        raise DataError(f"{root} contains no folders", "expected one folder of images per class")
     if all(folder.name.lower() in _PARTS for folder in folders):
-        raise DataError(f"{root} is divided into parts", f"choose one, such as {folders[0]}")
+        raise DataError(f"{root} contains the parts of a dataset", f"choose one, such as {folders[0]}")
     if splits := sorted(root.glob("*split_zhou_*.json")):
-        raise DataError(f"{root} holds {splits[0].name}, a list of the benchmark", "load it by its name with this root")
+        raise DataError(f"{root} contains {splits[0].name}, so it is a benchmark dataset", "load it by its name")
     classes = [class_name(folder.name) for folder in folders]
     if repeated := next((name for label, name in enumerate(classes) if name in classes[:label]), None):
-        raise DataError(f"two folders of {root} stand for the class {repeated!r}", "join them")
+        raise DataError(f"two folders of {root} have the class name {repeated!r}", "merge them")
     ids: list[str] = []
     labels: list[int] = []
     for label, folder in enumerate(folders):
         try:
             images = find_images(folder)
         except ImageError as error:
-            raise DataError(str(error), "every folder is a class and needs images") from error
+            raise DataError(str(error), "every folder is a class and must contain images") from error
         ids += [image.relative_to(root).as_posix() for image in images]
         labels += [label] * len(images)
     return Dataset(
@@ -72,7 +72,7 @@ def read_list(file: Path, classes: Sequence[str] | None = None) -> Dataset:
     """Read the images that `file` lists; `classes` gives the class names by label."""
     rows = list(_rows(file))
     if not rows:
-        raise DataError(f"{file} lists no images", "give it a row for each image")
+        raise DataError(f"{file} lists no images", "add a row for each image")
     names = tuple(map(class_name, classes)) if classes is not None else _class_names(file, rows)
     labels = _labels(file, rows, names)
     ids: list[str] = []
@@ -80,7 +80,7 @@ def read_list(file: Path, classes: Sequence[str] | None = None) -> Dataset:
     for row in rows:
         image_id = _id(file.parent, row.path)
         if image_id in seen:
-            raise DataError(f"{file}, {row.where}: {row.path} was listed before, in {seen[image_id]}", "list it once")
+            raise DataError(f"{file}, {row.where}: {row.path} is already listed in {seen[image_id]}", "list it once")
         seen[image_id] = row.where
         ids.append(image_id)
     if missing := missing_images(file.parent, ids):
@@ -106,7 +106,7 @@ def _class_names(file: Path, rows: list[_ListRow]) -> tuple[str, ...]:
     if all(row.number is None for row in rows):
         names = sorted({row.name for row in rows if row.name is not None})
         if not names:
-            raise DataError(f"{file} names no classes", "give the class names")
+            raise DataError(f"{file} contains no class names", "add a column label or class")
         return tuple(names)
     by_number: dict[int, str] = {}
     for row in rows:
@@ -114,11 +114,11 @@ def _class_names(file: Path, rows: list[_ListRow]) -> tuple[str, ...]:
             continue  # `_labels` reports it, since only there it is known whether other rows have one
         if row.name is None:
             raise DataError(
-                f"{file}, {row.where}: label {row.number} has no name", "add a column class, or give the names"
+                f"{file}, {row.where}: label {row.number} has no name", "add a column class, or use names as labels"
             )
         if by_number.setdefault(row.number, row.name) != row.name:
             raise DataError(
-                f"{file}, {row.where}: label {row.number} is {row.name!r} here and {by_number[row.number]!r} before",
+                f"{file}, {row.where}: label {row.number} is {row.name!r} here and {by_number[row.number]!r} above",
                 "give each label one name",
             )
     for number in range(len(by_number)):
@@ -137,13 +137,17 @@ def _labels(file: Path, rows: list[_ListRow], names: tuple[str, ...]) -> tuple[i
     labels = []
     for row in rows:
         if row.number is None and row.name is None:
-            raise DataError(f"{file}, {row.where}: {row.path} has no label, others have", "label all images or none")
+            raise DataError(
+                f"{file}, {row.where}: {row.path} has no label, but others have", "label all images or none"
+            )
         label = by_name.get(row.name or "") if row.number is None else row.number
         if label is None:
             known = f"they are {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
-            raise DataError(f"{file}, {row.where}: {row.name!r} is none of the {len(names)} classes", known)
+            raise DataError(f"{file}, {row.where}: {row.name!r} is not one of the {len(names)} classes", known)
         if label >= len(names):
-            raise DataError(f"{file}, {row.where}: label {label} is too high for {len(names)} classes", "count from 0")
+            raise DataError(
+                f"{file}, {row.where}: label {label} is out of range for {len(names)} classes", "labels count from 0"
+            )
         labels.append(label)
     return tuple(labels)
 
@@ -178,7 +182,10 @@ def _table(file: Path) -> Iterator[_ListRow]:
             reader.fieldnames = columns
             for row in reader:
                 if None in row:
-                    raise DataError(f"{file}, line {reader.line_num}: more values than columns", "quote commas")
+                    raise DataError(
+                        f"{file}, line {reader.line_num}: more values than columns",
+                        "put quotes around values with commas",
+                    )
                 yield _row(file, f"line {reader.line_num}", row)
         except csv.Error as error:
             raise DataError(f"{file}, line {reader.line_num}: {error}", _ROW) from error
@@ -222,7 +229,7 @@ def _row(file: Path, where: str, row: Any) -> _ListRow:
     if not (name is None or isinstance(name, str)):
         raise DataError(f"{file}, {where}: class {name!r} is not a name", _ROW)
     if isinstance(label, int) and label < 0:
-        raise DataError(f"{file}, {where}: label {label} is negative", "count from 0")
+        raise DataError(f"{file}, {where}: label {label} is negative", "labels count from 0")
     if isinstance(label, str) and label and name:
         raise DataError(f"{file}, {where}: two names, label {label!r} and class {name!r}", _ROW)
     name = (label if isinstance(label, str) else None) or (name or "").strip() or None

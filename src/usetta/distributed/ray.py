@@ -258,7 +258,7 @@ class ActorPool(Generic[Item, Result]):
             self._failed_starts += 1
             if self._failed_starts == MAX_TRIES:
                 raise EngineError(
-                    f"{MAX_TRIES} workers in a row died while they loaded the model ({cause}); is there enough memory?"
+                    f"{MAX_TRIES} workers in a row died while loading the model ({cause}); is there enough memory?"
                 )
         self._handles.remove(handle)
         self._kill(handle)  # Ray may have lost the connection only, and it must not compute on
@@ -300,7 +300,7 @@ def _check_reachable(address: str) -> None:
     """Fail at once if there is no cluster; Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
-        raise ValueError(f"an address is 'auto', 'local' or host:port, not {address!r}")
+        raise ValueError(f"--address must be auto, local or HOST:PORT, not {address!r}")
     try:
         socket.create_connection((host, int(port)), timeout=20).close()
     except OSError as error:

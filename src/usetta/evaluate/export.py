@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from usetta.evaluate.store import ResultRow, Store
-from usetta.files import atomic_file
+from usetta.files import atomic_file, spreadsheet_safe
 
 _CLASSES = ("label", "prediction", "before")
 """Columns that hold a class index."""
@@ -34,7 +34,7 @@ def export(store: Store, path: Path) -> int:
     if write is None:
         raise ValueError(f"cannot export to {path.name!r}: the name must end in {', '.join(FORMATS)}")
     if not path.parent.is_dir():
-        raise ValueError(f"no folder {str(path.parent)!r} to write {path.name} to")
+        raise ValueError(f"cannot write {path.name}: there is no folder {str(path.parent)!r}")
     count = 0
 
     def counted() -> Iterator[dict[str, Any]]:
@@ -85,7 +85,7 @@ def _write_csv(file: IO[bytes], records: Iterable[dict[str, Any]], _store: Store
     with _text(file) as text:
         writer = csv.DictWriter(text, [name for name, _ in _columns()], lineterminator="\n")
         writer.writeheader()
-        writer.writerows(records)
+        writer.writerows({name: spreadsheet_safe(cell) for name, cell in record.items()} for record in records)
 
 
 def _write_jsonl(file: IO[bytes], records: Iterable[dict[str, Any]], _store: Store) -> None:

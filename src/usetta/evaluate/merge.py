@@ -48,10 +48,7 @@ def merge_shards(
     """
     folders, missing = find_shards(run)
     if missing and not allow_missing:
-        raise StoreError(
-            f"{run} lacks {len(missing)} of its shards: {', '.join(missing)}. "
-            "Run their processes, or merge the others with --allow-missing"
-        )
+        raise StoreError(f"{run}: these shards are missing: {', '.join(missing)}. Compute them, or use --allow-missing")
     new_rows = 0
     with Store(run) as merged:
         for folder in folders:

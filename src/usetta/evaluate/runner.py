@@ -99,7 +99,7 @@ def evaluate(
     settings = settings or EvalSettings()
     shard = shard or Shard()
     if not methods or not seeds:
-        raise ValueError(f"there must be at least one {'seed' if methods else 'method'}")
+        raise ValueError(f"no {'seeds' if methods else 'methods'} given")
     if threads < 1 or any(number is not None and number < 1 for number in (batch_size, limit)):
         raise ValueError("batch_size, threads and limit must be at least 1")
     started = time.perf_counter()
@@ -156,9 +156,9 @@ def _by_name(datasets: Iterable[Dataset]) -> list[Dataset]:
         if dataset.labels is None:
             raise DataError(f"the images of {dataset.name} have no labels, so nothing can be measured")
         if by_name.setdefault(dataset.name, dataset).fingerprint != dataset.fingerprint:
-            raise DataError(f"two different datasets are called {dataset.name}", "evaluate them in two runs")
+            raise DataError(f"two different datasets are called {dataset.name}", "evaluate them in separate runs")
     if not by_name:
-        raise ValueError("there must be at least one dataset")
+        raise ValueError("no datasets given")
     return list(by_name.values())
 
 

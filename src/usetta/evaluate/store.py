@@ -145,7 +145,7 @@ class Store:
                 elif old[0] != new:
                     what = name if kind == "run" else f"{kind} '{name}'"
                     raise StoreError(
-                        f"the run in {self.folder} was made with another {what}: {_difference(old[0], new)}. "
+                        f"the run in {self.folder} was made with other settings ({what}: {_difference(old[0], new)}). "
                         "Choose another directory with --out"
                     )
 
@@ -271,5 +271,5 @@ def _difference(old: str, new: str) -> str:
     before, after = json.loads(old), json.loads(new)
     if isinstance(before, dict) and isinstance(after, dict):
         names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-        return ", ".join(f"{name} was {before.get(name)!r} and is {after.get(name)!r}" for name in names)
-    return f"it was {before!r} and is {after!r}"
+        return ", ".join(f"{name} was {before.get(name)!r} and is now {after.get(name)!r}" for name in names)
+    return f"it was {before!r} and is now {after!r}"

@@ -41,10 +41,10 @@ def check_recipe(name: str, recipe: Recipe) -> None:
     if not isinstance(recipe, Recipe):
         raise ValueError(f"a method is a Recipe, not {recipe!r}")
     if recipe.name != name:
-        raise ValueError(f"the recipe is called '{recipe.name}', so its method must be as well, not '{name}'")
+        raise ValueError(f"a recipe called '{recipe.name}' must be registered under that name, not '{name}'")
     if not re.fullmatch(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?", name):
         raise ValueError(
-            f"a method's name has small letters and digits, with '.', '_' or '-' between them, unlike {name!r}"
+            f"the name of a method has lower-case letters and digits, with '.', '_' or '-' between them, not {name!r}"
         )
 
 
@@ -88,7 +88,7 @@ def _with_readout(recipe: Recipe, readout: str) -> Recipe:
         return recipe
     if not recipe.tunes and recipe.name != "clip":
         raise ValueError(
-            f"'{recipe.name}' tunes nothing, so it is nothing but its readout; 'clip+{readout}' is that one alone"
+            f"'{recipe.name}' tunes nothing, so it cannot be combined with another readout; use 'clip+{readout}'"
         )
     for name in METHODS:
         known = METHODS[name]

@@ -90,7 +90,7 @@ def parse_value(name: str, text: str, kinds: tuple[type, ...]) -> Value:
         except (ValueError, KeyError):
             continue
         return value
-    raise ValueError(f"{text!r} is no value for the setting {name}")
+    raise ValueError(f"invalid value {text!r} for the setting {name}")
 
 
 def _option(function: Callable[..., Any], name: str, parameter: inspect.Parameter) -> Option:

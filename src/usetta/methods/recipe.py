@@ -109,26 +109,26 @@ class Recipe:
     def _check_numbers(self) -> None:
         beta_is_valid = self.beta in (ADAPTIVE, UNIFORM) if isinstance(self.beta, str) else 0 <= self.beta <= 1
         if not beta_is_valid:
-            raise ValueError(f"beta must be '{ADAPTIVE}', '{UNIFORM}' or a number in 0..1, not {self.beta!r}")
+            raise ValueError(f"beta must be '{ADAPTIVE}', '{UNIFORM}' or a number from 0 to 1, not {self.beta!r}")
         if not 0 <= self.gamma <= 1:
-            raise ValueError(f"gamma must be in 0..1, not {self.gamma!r}")
+            raise ValueError(f"gamma must be a number from 0 to 1, not {self.gamma!r}")
         if not 0 < self.rho <= 1:
             raise ValueError(f"rho must be above 0 and at most 1, not {self.rho!r}")
         if self.steps < 1:
             raise ValueError(f"steps must be at least 1, not {self.steps!r}")
         for setting in ("lr", "weight_decay", "dispersion", "active"):
             if not getattr(self, setting) >= 0:
-                raise ValueError(f"{setting} must not be negative, and is {getattr(self, setting)!r}")
+                raise ValueError(f"{setting} must not be negative, got {getattr(self, setting)!r}")
         if not all(math.isfinite(getattr(self, setting)) for setting in ("lr", "weight_decay", "dispersion")):
             raise ValueError("lr, weight_decay and dispersion must be finite")
 
     def _check_combinations(self) -> None:
         if self.active and self.dispersion:
-            raise ValueError("dispersion moves all classes, so it cannot be tuned on the active ones alone")
+            raise ValueError("dispersion changes all classes, so it cannot be combined with active")
         if self.active and self.tunes and not self.needs_prompts:
-            raise ValueError(f"active spares work of the text tower, and tune={self.tune} asks for none")
+            raise ValueError(f"active saves work in the text encoder, which tune={self.tune} does not use")
         if self.needs_hidden and self.dispersion:
-            raise ValueError(f"dispersion is about text features, which do not move with tune={self.tune}")
+            raise ValueError(f"dispersion needs text features that are tuned, which tune={self.tune} does not do")
 
     @property
     def tunes(self) -> bool:
@@ -221,7 +221,7 @@ def _refusal(recipe: Recipe, name: str, declared: Mapping[str, Option]) -> str:
             if name in options_of(part):
                 has = f"{axis}={getattr(recipe, axis)}" if recipe.tunes or axis == "readout" else "tune=nothing"
                 return f"the setting {name!r} belongs to {axis}={choice}, and '{recipe.name}' has {has}"
-    return f"a recipe has no setting {name!r}; {suggest(name, [*_KINDS, *declared])}"
+    return f"there is no setting {name!r}; {suggest(name, [*_KINDS, *declared])}"
 
 
 @dataclass(frozen=True)
@@ -351,7 +351,7 @@ def _check_extras(
         )
     if recipe.needs_hidden and not hidden and len(features):
         raise ValueError(
-            f"method '{recipe.name}' tunes the image tower, so it needs the hidden states of its last blocks: "
+            f"method '{recipe.name}' tunes the image encoder, so it needs the hidden states of its last blocks: "
             "Hidden(model.last_blocks(), [model.hidden_states(pixels), ...])"
         )
     if recipe.needs_hidden and hidden and len(hidden.states) != len(features):

@@ -51,7 +51,9 @@ class SiglipText(nn.Module):
             lowered = text.lower()  # SigLIP 2 was trained so too, but its published tokenizer leaves it to the caller
             padded = self.tokenizer(lowered, padding="max_length", max_length=self.context_length)["input_ids"]
             if len(padded) > self.context_length:
-                raise ValueError(f"text of {len(padded)} tokens does not fit into {self.context_length}: {text!r}")
+                raise ValueError(
+                    f"the text has {len(padded)} tokens, the model takes at most {self.context_length}: {text!r}"
+                )
             row.copy_(torch.tensor(padded))
         return rows
 

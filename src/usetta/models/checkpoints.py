@@ -60,7 +60,9 @@ def load_checkpoint(
     vocabulary = path.with_name("tokenizer.json")
     tokenizer = CLIPTokenizer.from_json(vocabulary) if vocabulary.is_file() else default_tokenizer()
     if tokenizer.vocab_size > config.text.vocab_size:
-        raise ModelError(f"{path} embeds {config.text.vocab_size} tokens, but its tokenizer has {tokenizer.vocab_size}")
+        raise ModelError(
+            f"{path} has embeddings for {config.text.vocab_size} tokens, but its tokenizer has {tokenizer.vocab_size}"
+        )
     scale = math.exp(float(state[LOGIT_SCALE]))
     return CLIP.from_state(config, to_own(state, keys, layout), name=name, logit_scale=scale, tokenizer=tokenizer)
 
@@ -72,7 +74,7 @@ def infer_sizes(state: State, layout: Layout, source: str) -> CLIPConfig:
         own = own_shape(state, key, layout)
         if own is None:
             missing, _ = missing_and_surplus(state, [key], layout)
-            raise ModelError(f"{source} lacks {missing[0]}, without which its architecture is unknown")
+            raise ModelError(f"{source} does not contain {missing[0]}, so its architecture is unknown")
         return own
 
     def count(pattern: str) -> int:
@@ -108,12 +110,12 @@ def _with_heads(config: CLIPConfig, beside: Sidecar | None, path: Path) -> CLIPC
             text=replace(config.text, heads=beside.text_heads),
         )
         if known and known != stated:
-            raise ModelError(f"{beside.path} states other numbers of heads than {_describe(known)} has")
+            raise ModelError(f"{beside.path} has different numbers of attention heads than {_describe(known)}")
         return stated
     if known is None:
         raise ModelError(
-            f"{path} has an architecture without a name here ({_describe(config)}), so its number of heads is "
-            "unknown; put the open_clip_config.json or config.json that was published with it beside it"
+            f"{path} has an unknown architecture ({_describe(config)}), so its number of attention heads is "
+            "unknown; put the published open_clip_config.json or config.json beside it"
         )
     return known
 

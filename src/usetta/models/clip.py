@@ -346,7 +346,7 @@ class CLIP(TwoTowers):
     def _vision_transformer(self) -> VisionTransformer:
         if self.precision == "int8":
             raise ValueError(
-                "TTL tunes the image tower, which it cannot do in int8: use fp32 or bf16, or another method"
+                "TTL tunes the image encoder, which is not possible in int8: use fp32 or bf16, or another method"
             )
         if not isinstance(self.image_tower, VisionTransformer):
             raise ValueError(no_last_blocks(self.name))

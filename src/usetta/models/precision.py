@@ -22,7 +22,7 @@ _log = logging.getLogger("usetta")
 def check_precision(precision: str) -> None:
     """Refuse what is neither a precision nor `auto`."""
     if precision not in (AUTO, *PRECISIONS):
-        raise ValueError(f"unknown precision {precision!r}; known are {', '.join((AUTO, *PRECISIONS))}")
+        raise ValueError(f"unknown precision {precision!r}; known: {', '.join((AUTO, *PRECISIONS))}")
 
 
 def computes_in_bf16() -> bool:
@@ -37,6 +37,10 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
         if torch.cuda.is_available():
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        torch.device(device)
+    except RuntimeError:  # with a list of twenty kinds that nobody here has
+        raise ModelError(f"unknown device '{device}'; use auto, cpu, cuda or mps") from None
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -72,14 +76,14 @@ def prepare(
     check_precision(precision)
     if not isinstance(model, TwoTowers):
         if compiled or precision not in (AUTO, "fp32"):
-            raise ModelError(f"{model.name} brings its own image tower, which is left as it is: use fp32, not compiled")
+            raise ModelError(f"{model.name} has its own image encoder, which runs in fp32 only, without --compile")
         return
     device = for_device or model.device
     if precision == AUTO:
         precision = _automatic(model, device)
     if precision == "int8":
         if compiled:
-            raise ModelError("int8 cannot be combined with torch.compile, which would gain next to nothing")
+            raise ModelError("int8 cannot be combined with --compile")
         _add_int8(model)
     elif precision in _HALVES:
         _check_half(device, precision)
@@ -101,7 +105,7 @@ def _automatic(model: TwoTowers, device: torch.device) -> str:
 
 def _add_int8(model: TwoTowers) -> None:
     if not isinstance(model, CLIP) or not isinstance(model.image_tower, VisionTransformer):
-        raise ModelError(f"int8 is for CLIP's vision transformers, and {model.name} is none; use fp32 or bf16")
+        raise ModelError(f"int8 works only with CLIP's vision transformers, not with {model.name}; use fp32 or bf16")
     from usetta.models.int8 import Int8Blocks
 
     model.int8_blocks = Int8Blocks(model.image_tower)
@@ -113,12 +117,12 @@ def _check_compiler(device: torch.device) -> None:
         torch.compile(torch.neg)(torch.zeros(8, device=device))
     except RuntimeError as error:
         cause = str(error).partition("\n")[0]
-        raise ModelError(f"PyTorch cannot compile here, so leave the image tower as it is ({cause})") from error
+        raise ModelError(f"PyTorch cannot compile on this machine, so leave out --compile ({cause})") from error
 
 
 def _check_half(device: torch.device, precision: str) -> None:
     if device.type == "cpu":
         if precision == "fp16":
-            raise ModelError("fp16 is for GPUs; on a CPU use fp32, bf16 or int8")
+            raise ModelError("fp16 needs a GPU; on a CPU use fp32, bf16 or int8")
         if not computes_in_bf16():
-            _log.warning("this processor has no instructions for bf16: it is slower than fp32 here, and int8 faster")
+            _log.warning("this processor has no bf16 instructions, so bf16 is slower than fp32 here; int8 is faster")

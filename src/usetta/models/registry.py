@@ -170,7 +170,7 @@ def _load(name: str, weights: str | Path | None, options: LoadOptions, seed: int
         architecture = _architecture(name)
         if architecture is None:
             raise ModelError(
-                f"weights need the name of an architecture, not '{name}': one of {', '.join(ARCHITECTURES)}"
+                f"with weights, the model must be an architecture, not '{name}'; known: {', '.join(ARCHITECTURES)}"
             )
         if weights == "random":
             return _random(architecture, options.activation, seed).to(options.device)
@@ -180,7 +180,7 @@ def _load(name: str, weights: str | Path | None, options: LoadOptions, seed: int
     if entry is not None:
         return entry.load(options)
     if architecture := _architecture(name):
-        raise ModelError(f"no weights are known for {architecture}: use a file of weights (`--model FILE`)")
+        raise ModelError(f"there are no known weights for {architecture}: use a weights file (--model FILE)")
     path = Path(name).expanduser()
     if path.exists() or path.suffix in _SUFFIXES or name.startswith((".", "/", "~")):
         return _from_path(path, options.activation).to(options.device)
@@ -208,7 +208,7 @@ def _from_path(path: Path, activation: Activation | None, architecture: str | No
             return _siglip(path, path.name)
         files = [path / file for file in _WEIGHT_FILES if (path / file).is_file()]
         if not files:
-            raise ModelError(f"{path} holds no weights: none of {', '.join(_WEIGHT_FILES)}")
+            raise ModelError(f"{path} contains no weights, that is none of {', '.join(_WEIGHT_FILES)}")
         path = files[0]
     return load_checkpoint(path, name=architecture or path.stem, architecture=architecture, activation=activation)
 
@@ -238,7 +238,7 @@ def _from_hub(name: str, options: LoadOptions) -> "CLIP | Siglip":
                 optional(companion)
             return load_checkpoint(path, name=name, activation=options.activation, published_as=repo)
     where = "the cache" if options.offline else "the hub"
-    raise ModelError(f"{repo} has no weights in a supported file in {where}: none of {', '.join(_WEIGHT_FILES)}")
+    raise ModelError(f"{repo} has no supported weights in {where}, that is none of {', '.join(_WEIGHT_FILES)}")
 
 
 def _companions(file: str) -> tuple[str, ...]:
@@ -322,8 +322,8 @@ def _load_auto(options: LoadOptions) -> Model:
         return _MODELS.get(PREFERRED).load(options)
     except NotInCacheError as error:  # no other error: weights that are damaged or do not fit must not go unnoticed
         _log.warning(
-            "CLIP %s is neither in the cache nor reachable, so the embedded model is used, which answers differently; "
-            "with a network, `usetta models pull %s` gets CLIP's weights",
+            "CLIP %s is not on this machine and cannot be downloaded: the embedded model is used, which answers "
+            "differently; once online, run `usetta models pull %s`",
             PREFERRED,
             PREFERRED,
         )

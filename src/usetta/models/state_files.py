@@ -58,13 +58,13 @@ def read_state(path: Path) -> State:
         raise ModelError(f"{path} is damaged, perhaps cut off while downloading ({error})") from None
     except pickle.UnpicklingError:  # its message advises to load the file unsafely
         raise ModelError(
-            f"{path} cannot be read as a plain file of tensors: it holds other objects, or is no file of weights at all"
+            f"{path} cannot be loaded safely: it contains other objects than tensors, or is not a weights file"
         ) from None
     except ModelError:
         raise
     except Exception as error:  # noqa: BLE001 - a damaged pickle makes PyTorch raise almost anything
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ModelError(f"{path} is damaged or not a file of weights ({reason})") from None
+        raise ModelError(f"{path} is damaged or not a weights file ({reason})") from None
 
 
 def _unwrap(content: object, path: Path) -> State:
@@ -72,7 +72,7 @@ def _unwrap(content: object, path: Path) -> State:
     if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
         content = content["state_dict"]
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise ModelError(f"{path} holds no state dict (a mapping of names to tensors)")
+        raise ModelError(f"{path} contains no state dict (a mapping of names to tensors)")
     return {str(key).removeprefix("module."): value for key, value in content.items()}
 
 
@@ -112,7 +112,7 @@ def read_torchscript(path: Path) -> State:
         ValueError,
         RuntimeError,
     ) as error:
-        raise ModelError(f"{path} is a damaged TorchScript archive, or holds more than tensors: {error}") from None
+        raise ModelError(f"{path} is a damaged TorchScript archive, or contains more than tensors: {error}") from None
     state: State = {}
     _collect(root, "", state)
     return state

@@ -22,12 +22,16 @@ from tokenizers.pre_tokenizers import Sequence as Pipeline
 from torch import Tensor
 
 from usetta.models.base import ModelError
+from usetta.progress import track
 
 START = "<|startoftext|>"
 END = "<|endoftext|>"
 _END_OF_WORD = "</w>"
 _MERGES = 48_894
 """How many merges CLIP uses: OpenAI's file lists more."""
+
+_LONG_LIST = 20_000
+"""Texts that take so long to tokenize that people are shown a bar."""
 
 # A special token inside a text counts as one, but only where a word can start: "!<|endoftext|>" is punctuation.
 _WORD = r"(?i)<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|\p{L}+|\p{N}|[^\s\p{L}\p{N}]+"
@@ -95,10 +99,13 @@ class CLIPTokenizer:
     def tokenize(self, texts: Sequence[str], context_length: int = 77) -> Tensor:
         """Ids (n, context_length): start, text, end, then zeros. A text that does not fit raises ValueError."""
         ids = torch.zeros(len(texts), context_length, dtype=torch.long)
-        for row, text in zip(ids, texts, strict=True):
+        shown = None if len(texts) >= _LONG_LIST else False
+        for row, text in track(zip(ids, texts, strict=True), len(texts), "Reading class names", shown):
             tokens = [self.start, *self.encode(text), self.end]
             if len(tokens) > context_length:
-                raise ValueError(f"text of {len(tokens)} tokens does not fit into {context_length}: {_shorten(text)!r}")
+                raise ValueError(
+                    f"the text has {len(tokens)} tokens, the model takes at most {context_length}: {_shorten(text)!r}"
+                )
             row[: len(tokens)] = torch.tensor(tokens)
         return ids
 

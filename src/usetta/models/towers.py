@@ -78,9 +78,9 @@ class TwoTowers(nn.Module, ABC):
         """Refuse what are not pixels (n, 3, S, S)."""
         size = self.image_size
         if pixels.ndim != 4 or pixels.shape[1:] != (3, size, size):
-            raise ValueError(f"{self.name} wants pixels of shape (n, 3, {size}, {size}), got {tuple(pixels.shape)}")
+            raise ValueError(f"{self.name} expects pixels of shape (n, 3, {size}, {size}), got {tuple(pixels.shape)}")
         if pixels.dtype != torch.uint8 and not pixels.is_floating_point():
-            raise ValueError(f"{self.name} wants pixels as uint8 or float, got {pixels.dtype}")
+            raise ValueError(f"{self.name} expects pixels as uint8 or float, got {pixels.dtype}")
 
     def normalize(self, pixels: Tensor) -> Tensor:
         """Pixels (n, 3, S, S), uint8 in 0..255 or float in 0..1, as the image tower wants them."""

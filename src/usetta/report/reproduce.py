@@ -144,9 +144,7 @@ def get(name: str) -> PaperItem:
     kind, digits = name.strip().lower()[:1], "".join(filter(str.isdigit, name))
     written = f"{ {'t': 'table', 'f': 'figure'}.get(kind, '') }-{digits}"
     if written not in ITEMS:
-        raise ValueError(
-            f"the paper has nothing to measure that is called {name!r}; `usetta reproduce` lists what it has"
-        )
+        raise ValueError(f"unknown table or figure {name!r}; `usetta reproduce --list` shows all")
     return ITEMS[written]
 
 

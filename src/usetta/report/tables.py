@@ -21,6 +21,8 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
+from usetta.files import spreadsheet_safe
+
 DASH = "–"
 MINUS = "−"
 _PAPER = "paper"
@@ -163,7 +165,8 @@ def as_csv(table: Table) -> str:
             notes = (*column.notes, *row.notes, *cell.notes)
             if cell.paper is not None:
                 notes += (*row.paper_notes, *cell.paper_notes)
-            writer.writerow([row.section, row.name, column.name, *numbers, "; ".join(dict.fromkeys(notes))])
+            cells = [row.section, row.name, column.name, *numbers, "; ".join(dict.fromkeys(notes))]
+            writer.writerow(map(spreadsheet_safe, cells))
     return out.getvalue()
 
 

@@ -5,9 +5,10 @@
 
 from usetta.views.augmix import Operation
 from usetta.views.make import apply_view, make_views, weak_view
-from usetta.views.recipe import ViewDraw, ViewRecipe, draw_view, draw_views, view_generator
+from usetta.views.recipe import MAX_VIEWS, ViewDraw, ViewRecipe, draw_view, draw_views, view_generator
 
 __all__ = [
+    "MAX_VIEWS",
     "Operation",
     "ViewDraw",
     "ViewRecipe",

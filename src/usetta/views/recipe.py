@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 
 from usetta.views.augmix import OPERATION_NAMES, Operation
 
+MAX_VIEWS = 1024
+"""The paper uses 64. The views of an image are in memory at once, so a typing mistake must not ask for 100 000."""
+
 _KEY_VERSION = 1  # to be raised when the same recipe gives other views than before
 
 _CHAINS = 3
@@ -41,8 +44,8 @@ class ViewRecipe:
     """Upper end of AugMix's operation level, up to 10."""
 
     def __post_init__(self) -> None:
-        if self.views < 1:
-            raise ValueError(f"views must be at least 1 (the weak view alone), not {self.views}")
+        if not 1 <= self.views <= MAX_VIEWS:
+            raise ValueError(f"views must be a number from 1 to {MAX_VIEWS}, not {self.views}")
         if self.size < 1:
             raise ValueError(f"size must be at least 1 pixel, not {self.size}")
         if not 0 < self.scale[0] <= self.scale[1] <= 1:

@@ -188,16 +188,16 @@ def test_missing_hidden_states_are_asked_for() -> None:
     features, hidden = episode(3, [0, 1])
     assert methods.get("ttl").needs_hidden
     assert not methods.get("tpt").needs_hidden
-    with pytest.raises(ValueError, match=r"'ttl' tunes the image tower, so it needs the hidden states"):
+    with pytest.raises(ValueError, match=r"'ttl' tunes the image encoder, so it needs the hidden states"):
         run(methods.get("ttl"), features, TEXT, SCALE)
     with pytest.raises(ValueError, match="hidden states of 1 images and features of 2"):
         run(methods.get("ttl"), features, TEXT, SCALE, hidden=Hidden(hidden.blocks, hidden.states[:1]))
 
 
 def test_settings_about_text_features_are_refused() -> None:
-    with pytest.raises(ValueError, match="about text features, which do not move with tune=lora"):
+    with pytest.raises(ValueError, match="needs text features that are tuned, which tune=lora does not do"):
         methods.get("ttl", dispersion=1.0)
-    with pytest.raises(ValueError, match="active spares work of the text tower, and tune=lora asks for none"):
+    with pytest.raises(ValueError, match="active saves work in the text encoder, which tune=lora does not use"):
         methods.get("ttl", active=3)
 
 

@@ -43,7 +43,9 @@ _FOLDER = files("usetta.models.embedded")
 def load(log: Callable[[str], object], *, offline: bool = False) -> CLIP:
     """The model, fetched first if it was never pulled."""
     if offline and not is_cached():
-        raise ModelError("the embedded model was never fetched: run `usetta models pull embedded` with a network once")
+        raise ModelError(
+            "the embedded model has not been downloaded: run `usetta models pull embedded` once while online"
+        )
     path = pull(log)
     stated = read_text_config()
     config = CLIPConfig(
@@ -87,7 +89,7 @@ def pull(log: Callable[[str], object]) -> Path:
     target = image_weights_path()
     if not target.is_file():
         onnx_file = fetch(SOURCE, target.with_name(Path(SOURCE.member).name), log)
-        log("converting the image tower")
+        log("converting the image encoder")
         write_atomically(target, save(dict(dequantised(onnx_file))))
         # Nothing reads what was downloaded again.
         onnx_file.unlink()
