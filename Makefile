@@ -81,6 +81,8 @@ bench: setup $(VENV)/.test
 	$(BIN)/python -m benchmarks.speed
 	$(BIN)/python -m benchmarks.serve
 	$(BIN)/python -m benchmarks.scaling
+	$(BIN)/python -m benchmarks.launches
+	$(BIN)/python -m benchmarks.views
 
 docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict

@@ -84,5 +84,5 @@ def test_anything_but_a_number_or_adaptive_is_refused(
     options = [str(images[0]), "--classes", "cat,dog", "--model", str(tiny_checkpoint), "--views"]
     refused = CliRunner().invoke(app, ["classify", *options, "few"])
     assert refused.exit_code == 2
-    assert "--views is a number from 1 on, or 'adaptive', not 'few'" in refused.stderr
+    assert "--views must be a number from 1 to 1024 or 'adaptive', not 'few'" in refused.stderr
     assert CliRunner().invoke(app, ["classify", *options, "adaptive"]).exit_code == 0

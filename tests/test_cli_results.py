@@ -113,7 +113,7 @@ def test_a_table_of_the_paper_is_measured_and_shown(data: Path, tmp_path: Path, 
     options = ["--data", data, "--model", tiny_checkpoint, "--out", out, "--seeds", "0", "-f", "json"]
     result = usetta("reproduce", "table-8", *options, "--limit", 2)
     assert result.exit_code == 0, result.stderr
-    assert "left out: food101, which is incomplete; the first that is missing is baklava/3832160.jpg" in result.stderr
+    assert "left out: food101 is incomplete; the first missing file is baklava/3832160.jpg" in result.stderr
     assert f"not in {data}: imagenet, imagenet-a," in result.stderr
     assert "dtd (2 images), pets (2 images)" in result.stderr
     table = json.loads(result.stdout)
@@ -136,7 +136,7 @@ def test_a_table_of_the_paper_is_measured_and_shown(data: Path, tmp_path: Path, 
     assert "dtd (3 images)" in more.stderr
     without = usetta("reproduce", "table-8", "--out", out, "-f", "json")
     assert without.exit_code == 0
-    assert "no folder of datasets (--data), so nothing is measured" in without.stderr
+    assert "no --data given, so nothing is measured" in without.stderr
     assert without.stdout == more.stdout
 
 
@@ -159,7 +159,7 @@ def test_a_bad_image_is_told_and_the_exit_code_is_1(data: Path, tmp_path: Path, 
     options = ["--data", data, "--model", tiny_checkpoint, "--out", tmp_path / "run", "--seeds", 0]
     result = usetta("reproduce", "figure-4", *options)
     assert result.exit_code == 1
-    assert "usetta: 1 images could not be read and are left out" in result.stderr
+    assert "usetta: 1 image could not be read: left out of the results" in result.stderr
     assert (tmp_path / "run" / "figure-4.svg").is_file()
 
 
@@ -241,10 +241,10 @@ def test_each_model_and_prompt_has_a_run_of_its_own(
     ("arguments", "message"),
     [
         (["table-14"], "unknown table or figure 'table-14'; `usetta reproduce --list` shows all"),
-        (["table-5"], "table-5 starts from CoOp's context: give it with --context"),
-        (["table-1", "--context", "c.safetensors"], "table-1 starts from no learned context"),
-        (["table-1", "--seeds", "0,x"], "seeds are whole numbers from 0 on, such as 0,1,2, not '0,x'"),
-        (["table-1", "--seeds", ","], "seeds are whole numbers"),
+        (["table-5"], "table-5 needs a prompt learned by CoOp: give it with --context"),
+        (["table-1", "--context", "c.safetensors"], "table-1 does not use a learned prompt: leave out --context"),
+        (["table-1", "--seeds", "0,x"], "--seeds must be whole numbers separated by commas, such as 0,1,2, not '0,x'"),
+        (["table-1", "--seeds", ","], "--seeds must be whole numbers"),
         (["table-1", "--data", "nowhere"], "nowhere does not exist"),
         (["table-1", "--out", "nowhere"], "there is no run in nowhere"),
         (["table-1", "--format", "html"], "unknown format 'html'"),

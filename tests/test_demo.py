@@ -48,8 +48,8 @@ def test_it_writes_a_page_with_images(
     for method in ("clip", "se", "tpt", "use"):
         right = sum(row["methods"][method]["right"] for row in rows)
         skipped = sum(row["methods"][method]["why"]["skipped"] is True for row in rows)
-        left = f", {skipped} skipped because the views already agree" if skipped else ""
-        assert f"{method}: {right} of 5 right{left}\n" in result.stdout
+        left = f", {skipped} not tuned because their views already agree" if skipped else ""
+        assert f"{method}: {right} of 5 correct{left}\n" in result.stdout
     page = (out / "index.html").read_text(encoding="utf-8")
     for reference in re.findall(r'src="([^"]+)"', page):
         assert (out / reference).stat().st_size > 100
@@ -97,7 +97,7 @@ def test_the_run_beside_it_has_the_same_answers_and_a_report(
             assert stored.confidence == pytest.approx(answer["probability"], abs=1e-6)
             assert stored.skipped == answer["why"]["skipped"]
     right = sum(row.label == row.prediction for row in found.values() if row.method == "use")
-    assert f"use: {right} of 5 right" in result.stdout
+    assert f"use: {right} of 5 correct" in result.stdout
     assert Page((out / "index.html").read_text(encoding="utf-8")).all("a")[-1] == {"href": "report.html"}
     assert "2 methods on 1 dataset" in Page((out / "report.html").read_text(encoding="utf-8")).text
 

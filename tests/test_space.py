@@ -32,5 +32,5 @@ def test_the_space_answers_as_the_classifier_does(
     assert figure.axes
     with pytest.raises(RuntimeError, match="at least two classes"):
         app["demo"](make_image(3), "tabby cat", ["clip"])
-    with pytest.raises(RuntimeError, match="class 2 has an empty name"):
+    with pytest.raises(RuntimeError, match="class name number 2 is empty"):
         app["demo"](make_image(3), "tabby cat\n_", ["clip"])

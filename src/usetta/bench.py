@@ -3,29 +3,32 @@
 The time of a method is the sum of its parts: reading the image, making and encoding its views, and the method on their
 features. Text features and the graph at the initial prompt depend on the class list alone, so they are made before. A
 method that skips images is measured on one that it does not skip. Memory is the peak of a process of its own, which
-includes the model.
+includes the model; on CUDA that of the GPU. A clock is read when the device has done its work.
 """
 
 import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 import torch
 
 from usetta import methods as known
 from usetta.episode import Episode, answer, check
-from usetta.evaluate.provenance import peak_memory
+from usetta.evaluate.provenance import peak_device_memory
 from usetta.images import open_image
 from usetta.methods.recipe import Recipe
 from usetta.models import Model
 from usetta.models.base import encode_views, require_last_blocks
+from usetta.models.devices import device_of
 from usetta.pipeline import ImageRequest, Pipeline
 from usetta.prompts import ClassPrompts
 from usetta.report import paper
 from usetta.report.tables import Cell, Column, Table, TableRow
 from usetta.timing import class_names, generated_jpeg, load_quietly, run_alone, shortest
 from usetta.views import ViewRecipe, make_views
+from usetta.views.device import ViewPlan
 
 CLIP_64 = "CLIP-64"
 """Encoding all views but answering from the weak one: the least that any method with views costs."""
@@ -59,6 +62,8 @@ class Costs:
     """Peak of a process in bytes, by method."""
     stages: dict[str, float]
     """Seconds of each stage that methods share."""
+    device: str = "cpu"
+    """Where the model computed."""
 
 
 def measure(
@@ -88,10 +93,11 @@ def measure(
         weak_only = recipe.weak_only and name != CLIP_64
         shared = ("read", "one view", "encode one view") if weak_only else ("read", "views", "encode views")
         views = Episode(episode.features[:1]) if weak_only else episode
-        own = shortest(lambda r=recipe, e=views: answer(r, [e], model, prompts), repeat)  # type: ignore[misc]
+        work = partial(answer, recipe, [views], model, prompts)
+        own = shortest(work, repeat, device=device_of(model))
         seconds[name] = sum(stages[stage] for stage in shared) + own
         log(f"{name}: {seconds[name]:.3f} s, {own:.3f} s of it after encoding the views")
-    return Costs(seconds, peaks, stages)
+    return Costs(seconds, peaks, stages, str(device_of(model)))
 
 
 def efficiency_table(costs: Costs, job: BenchSettings, model_name: str) -> Table:
@@ -100,7 +106,8 @@ def efficiency_table(costs: Costs, job: BenchSettings, model_name: str) -> Table
     columns = [Column("seconds", "s/image", 3, "none")]
     ratios = [("seconds", base, f"time ÷ {base}") for base in ("clip", CLIP_64)]
     if costs.memory:
-        columns.append(Column("memory", "memory, GiB", 2, "none"))
+        title = "GPU memory, GiB" if costs.device.startswith("cuda") else "memory, GiB"
+        columns.append(Column("memory", title, 2, "none"))
         ratios.append(("gigabytes", CLIP_64, f"memory ÷ {CLIP_64}"))
     columns += [Column(title, title, 2, "none") for _, _, title in ratios]
     rows = []
@@ -118,7 +125,7 @@ def efficiency_table(costs: Costs, job: BenchSettings, model_name: str) -> Table
         rows.append(TableRow(name, cells))
     notes = [
         f"{job.classes} classes, {job.views} views of a 500×375 JPEG, {'AugMix' if job.augmix else 'crops only'}, "
-        f"{torch.get_num_threads()} threads; an image that is not skipped",
+        f"{costs.device}, {torch.get_num_threads()} threads; an image that is not skipped",
         "paper: ratios from its table 10, which was measured on a GPU",
     ]
     return Table(f"Cost of an image ({model_name})", tuple(columns), tuple(rows), notes=tuple(notes))
@@ -164,14 +171,25 @@ def _stages(
     image = open_image(file)
     recipe = ViewRecipe(views=job.views, size=model.image_size, augmix=job.augmix)
     one_view = replace(recipe, views=1)
-    weak, pixels = make_views(image, "image", one_view), make_views(image, "image", recipe)
+    device = device_of(model)
+
+    def views(recipe: ViewRecipe) -> torch.Tensor:
+        """As the pipeline makes them."""
+        if device.type == "cpu":
+            return make_views(image, "image", recipe)
+        return ViewPlan(image, "image", recipe, pin=device.type == "cuda").make(device)
+
+    def seconds(work: Callable[[], object], repeat: int = repeat, *, warm_up: bool = True) -> float:
+        return shortest(work, repeat, warm_up=warm_up, device=device)
+
+    weak, pixels = views(one_view), views(recipe)
     stages = {
-        "read": shortest(lambda: open_image(file), repeat),
-        "one view": shortest(lambda: make_views(image, "image", one_view), repeat),
-        "views": shortest(lambda: make_views(image, "image", recipe), repeat),
-        "encode one view": shortest(lambda: encode_views(model, weak), repeat),
-        "encode views": shortest(lambda: encode_views(model, pixels), repeat, warm_up=False),  # one view has warmed up
-        "text, once for a class list": shortest(
+        "read": seconds(lambda: open_image(file)),
+        "one view": seconds(lambda: views(one_view)),
+        "views": seconds(lambda: views(recipe)),
+        "encode one view": seconds(lambda: encode_views(model, weak)),
+        "encode views": seconds(lambda: encode_views(model, pixels), warm_up=False),  # one view has warmed up
+        "text, once for a class list": seconds(
             lambda: ClassPrompts(model.text, class_names(job.classes)).features(), 1, warm_up=False
         ),
     }
@@ -192,7 +210,7 @@ def _main(arguments: Sequence[str]) -> None:
     view_recipe = ViewRecipe(views=views, size=model.image_size, augmix=job.augmix)
     prompts = ClassPrompts(model.text, class_names(job.classes))
     answer(recipe, [_episode(model, generated_jpeg(0), view_recipe, hidden=recipe.needs_hidden)], model, prompts)
-    sys.stdout.write(f"{peak_memory() or 0}\n")
+    sys.stdout.write(f"{peak_device_memory(device_of(model)) or 0}\n")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from usetta.images import SOURCES, ImageError, ImageSource, is_web_address
 from usetta.methods.recipe import Recipe, Result
 from usetta.methods.select import tuned_views
 from usetta.models import Model, load_model
+from usetta.models.devices import device_of
 from usetta.pipeline import ImageRequest, Pipeline
 from usetta.prediction import Comparison, Explanation, ImageOrigin, Prediction
 from usetta.progress import track
@@ -83,8 +84,12 @@ class TextHead:
         check(recipe, self.model, self.prompts, views)
 
     def is_settled(self, features: torch.Tensor) -> bool:
-        """Whether features (n, D) of the first views leave no doubt, see `adaptive`."""
-        return is_settled(features, self.prompts.features(), self.model.logit_scale)
+        """Whether features (n, D) of the first views, on the CPU, leave no doubt, see `adaptive`."""
+        return is_settled(features, self._features_on_host, self.model.logit_scale)
+
+    @cached_property
+    def _features_on_host(self) -> torch.Tensor:
+        return self.prompts.features().cpu()
 
     def predict(
         self,
@@ -141,9 +146,9 @@ class Classifier:
     strong views, as the paper does on fine-grained datasets. `templates` holds one or more texts with `{}` for the
     class name; a method that tunes the prompt takes one, with words before the name. `context` is a learned context
     for it (see `usetta.coop`). `reward_model` gives RLCF its rewards, which otherwise come from the model itself.
-    `cache` is a folder that keeps features of views. `batch_size` images are answered together; `threads` make views.
-    Images of more than `max_pixels` are refused (default: 100 million). `allow_urls` lets images be fetched by http and
-    https.
+    `cache` is a folder that keeps features of views. `batch_size` images are answered together, by default 1 on a CPU
+    and 8 elsewhere; `threads` make views. Images of more than `max_pixels` are refused (default: 100 million).
+    `allow_urls` lets images be fetched by http and https.
 
     Answers that should not be trusted come with an `AnswerWarning`, see `usetta.answer_warnings`.
     """
@@ -163,25 +168,26 @@ class Classifier:
         device: str = "auto",
         precision: str = "auto",
         cache: str | os.PathLike[str] | None = None,
-        batch_size: int = 1,
+        batch_size: int | None = None,
         threads: int = 2,
         max_pixels: int | None = None,
         allow_urls: bool = False,
     ) -> None:
-        if batch_size < 1:
+        if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size}")
         most = most_views(views)
         self.recipe = methods.get(method)
 
-        def load(name: str | Model) -> Model:
+        def load(name: str | Model, device: str) -> Model:
             return load_model(name, device=device, precision=precision) if isinstance(name, str) else name
 
-        self.model = load(model)
+        self.model = load(model, device)
         self.classes = tuple(classes)
-        self.batch_size = batch_size
         if isinstance(context, str | os.PathLike):
             context = load_context(context, self.model)
-        reward = None if reward_model is None else load(reward_model)
+        # A reward model by name goes where the model is.
+        beside = str(device_of(self.model)) if device == "auto" else device
+        reward = None if reward_model is None else load(reward_model, beside)
         self._head = TextHead(classes, self.model, templates, context, reward)
         self._head.check(self.recipe, most)
         self._views = ViewRecipe(views=most, size=self.model.image_size, augmix=augmix, seed=seed)
@@ -191,6 +197,7 @@ class Classifier:
         self._allow_urls = allow_urls
         self._warned = False
         self._pipeline = Pipeline(self.model, reward_model=reward, cache=features, threads=threads)
+        self.batch_size = batch_size or self._pipeline.images_at_once
 
     def __repr__(self) -> str:
         names = ", ".join(self.classes[:3]) + (", …" if len(self.classes) > 3 else "")

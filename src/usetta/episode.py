@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch import Tensor
 from usetta.methods.recipe import Hidden, Recipe, Result, Reward, run
 from usetta.models import Model
 from usetta.models.base import require_last_blocks
+from usetta.models.devices import to_host
 from usetta.prompts import DEFAULT_TEMPLATE, ENSEMBLE, ClassPrompts, expand_templates
 
 
@@ -60,12 +62,25 @@ def answer(
     `reward_prompts` are the prompts for the reward model, if that is not the model itself.
     """
     results: dict[int, Result] = {}
+    batches: list[tuple[list[int], Result]] = []
     for count in dict.fromkeys(map(len, episodes)):  # images with equally many views share tensors
         rows = [row for row, episode in enumerate(episodes) if len(episode) == count]
         batch = _answer_batch(recipe, [episodes[row] for row in rows], model, prompts, reward_prompts)
-        columns = [getattr(batch, column.name).cpu() for column in fields(Result)]
-        results |= {row: Result(*(column[i] for column in columns)) for i, row in enumerate(rows)}
+        batches.append((rows, batch))
+    names = [column.name for column in fields(Result)]
+    columns = iter(to_host([getattr(batch, name) for _, batch in batches for name in names]))
+    for rows, _ in batches:
+        own = list(islice(columns, len(names)))
+        _check_finite(recipe, Result(*own))
+        results |= {row: Result(*(column[i] for column in own)) for i, row in enumerate(rows)}
     return [results[row] for row in range(len(episodes))]
+
+
+def _check_finite(recipe: Recipe, result: Result) -> None:
+    if not torch.isfinite(result.entropies).all():  # of the views before anything was tuned
+        raise ValueError("features contain NaN or infinity")
+    if not torch.isfinite(result.probs).all():
+        raise ValueError(f"method '{recipe.name}' diverged (NaN): lower its lr or its steps")
 
 
 def _answer_batch(
@@ -85,11 +100,8 @@ def _answer_batch(
     reward = None
     if recipe.needs_reward:
         seen = [e.features if e.reward_features is None else e.reward_features for e in episodes]
-        reward = Reward(torch.stack(seen), (reward_prompts or prompts).features())
-    result = run(recipe, features, prompts, model.logit_scale, reward=reward, hidden=hidden)
-    if not torch.isfinite(result.probs).all():
-        raise ValueError(f"method '{recipe.name}' diverged (NaN): lower its lr or its steps")
-    return result
+        reward = Reward(torch.stack(seen), (reward_prompts or prompts).features().to(features.device))
+    return run(recipe, features, prompts, model.logit_scale, reward=reward, hidden=hidden)
 
 
 def check(recipe: Recipe, model: Model, prompts: ClassPrompts, views: int) -> None:

@@ -4,15 +4,17 @@
 
 Threads open the next images and make their views while the tower encodes; how far they run ahead is bounded, so memory
 does not grow with the number of images. A device other than a CPU makes the views itself, from plans that the threads
-draw up (`views.device`): they are the same views, and 64 of them need not be uploaded. With an adaptive request the
-views come in stages, and an image whose first views leave no doubt is done early.
+draw up (`views.device`): they are the same views, and 64 of them need not be uploaded. It gets the next batch before
+anybody asks about the last one, so that it computes while the host works on answers. With an adaptive request the views
+come in stages, and an image whose first views leave no doubt is done early.
 
 On a CPU the views of an image go through the tower by themselves, so its features do not depend on its neighbours, to
 the last bit. On other devices the views of several images fill a batch; which images share one depends on their order
 alone, never on timing. The weak view is always encoded apart from the strong ones, so that its features are the same
 whether or not there are others.
 
-`make_stage` and `encode` are the two halves of `stream`, for a server that has threads and a queue of its own.
+`make_stage` and `encode` are the two halves of `stream`, for a server that has threads and a queue of its own; `launch`
+and `finish` are those of `encode`.
 """
 
 import time
@@ -20,7 +22,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import islice
 
 import torch
 from PIL import Image
@@ -32,11 +33,14 @@ from usetta.feature_cache import FeatureCache, feature_key
 from usetta.images import ImageError, ImageSource, file_digest, image_id, open_image
 from usetta.models import Model
 from usetta.models.base import encode_views, encode_views_together, require_last_blocks
+from usetta.models.devices import SideStream, device_of, to_host
 from usetta.views import ViewRecipe, make_views
 from usetta.views.device import ViewPlan
 
-_DEVICE_VIEWS = 512
-"""Views that fill a batch of a device other than a CPU."""
+_CPU_VIEWS, _DEVICE_VIEWS = 64, 512
+"""Views that fill a batch, on a CPU and elsewhere."""
+_DEVICE_IMAGES = 8
+"""Images that go through a method together there."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +53,7 @@ class ImageRequest:
     id: str | None = None
     """Keys the random draws; by default the hash of the pixels, so that equal images have equal views."""
     settled: Callable[[Tensor], bool] | None = None
-    """Makes the request adaptive: whether features (n, D) of the first n views are enough."""
+    """Makes the request adaptive: whether features (n, D) of the first n views, on the CPU, are enough."""
     hidden: bool = False
     """Whether the hidden states are needed that TTL tunes from."""
     reward: bool = False
@@ -92,25 +96,31 @@ class PendingImage:
     episode: Episode | None = None
     """What has been encoded so far."""
     seconds: float = 0.0
+    is_done: bool = False
+    """Whether the episode is complete."""
 
     def __post_init__(self) -> None:
         views = self.request.views.views
         self.stages = deque(stages(views) if self.request.settled else [range(views)])
 
-    @property
-    def is_done(self) -> bool:
-        """Whether the episode is complete."""
-        return not self.stages
-
     def add(self, stage: Episode, seconds: float) -> None:
-        """Take the current stage, and decide whether there is another."""
+        """Take the current stage. `finish` decides whether there is another."""
         self.episode = stage if self.episode is None else self.episode + stage
         self.seconds += seconds
         self.stages.popleft()
-        settled = self.request.settled
-        if self.stages and settled and settled(self.episode.features):
-            self.stages.clear()
         self.pixels = None
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether `finish` has to see the features."""
+        return bool(self.stages and self.request.settled)
+
+    def finish(self, features: Tensor | None) -> None:
+        """End the stage. `features` (n, D) of all views so far, on the CPU, where they are needed."""
+        assert self.episode is not None
+        if self.request.settled and features is not None and self.request.settled(features):
+            self.stages.clear()
+        self.is_done = not self.stages
         if self.is_done:
             self.image = None  # where it is settled, stages that were still to come are not made
             self.episode.seconds = self.seconds
@@ -136,33 +146,50 @@ class Pipeline:
         self.reward_model = reward_model
         self._cache = cache
         self._threads = threads
-        self._device = torch.device(getattr(model, "device", "cpu"))
+        self._device = device_of(model)
+        self._side = SideStream(self._device)
 
     @property
     def batches_images(self) -> bool:
         """Whether the views of several images share a batch."""
         return self._device.type != "cpu"
 
+    @property
+    def views_at_once(self) -> int:
+        """Views that fill a batch."""
+        return _DEVICE_VIEWS if self.batches_images else _CPU_VIEWS
+
+    @property
+    def images_at_once(self) -> int:
+        """Images that should go through a method together: one on a CPU, so that no last bit depends on neighbours."""
+        return _DEVICE_IMAGES if self.batches_images else 1
+
     def stream(self, requests: Iterable[ImageRequest]) -> Generator[Episode | ImageError, None, None]:
         """An episode for each request, or the reason why there is none, in order."""
         source = iter(requests)
         window: deque[_Slot] = deque()  # images under way, in the order of their requests
         waiting: deque[_Slot] = deque()  # those that need the tower, first come first served
+        launched: deque[tuple[list[_Slot], EncodeLaunch]] = deque()  # those that a device may be working on
         limit = 2 * self._threads + 1
         pool = ThreadPoolExecutor(self._threads, thread_name_prefix="usetta-views")
         try:
             while True:
-                for request in islice(source, max(0, limit - len(window))):
-                    if self.batches_images:  # one batch for the tower, and one that is being made
-                        limit = max(limit, 2 * _DEVICE_VIEWS // request.views.views)
+                while len(window) < limit and (request := next(source, None)):
+                    if self.batches_images:  # two batches that were launched, and one that is being made
+                        limit = max(limit, 3 * _DEVICE_VIEWS // request.views.views)
                     pending = PendingImage(request)
                     slot = _Slot(pending, pool.submit(self.make_stage, pending))
                     window.append(slot)
                     waiting.append(slot)
                 if not window:
                     return
-                batch = [slot for slot in self._next_batch(waiting) if slot.is_made()]
-                self.encode([slot.pending for slot in batch])
+                if waiting:
+                    batch = [slot for slot in self._next_batch(waiting) if slot.is_made()]
+                    launched.append((batch, self.launch([slot.pending for slot in batch])))
+                    if self.batches_images and len(launched) == 1:
+                        continue  # the device gets another batch before this one is asked for
+                batch, launch = launched.popleft()
+                self.finish(launch)
                 for slot in batch:
                     if not slot.pending.is_done:
                         slot.made = pool.submit(self.make_stage, slot.pending)
@@ -202,18 +229,35 @@ class Pipeline:
 
     def encode(self, images: Sequence[PendingImage]) -> None:
         """Encode the current stage of images, which has been made. Only one thread may call this at a time."""
+        self.finish(self.launch(images))
+
+    def launch(self, images: Sequence[PendingImage]) -> "EncodeLaunch":
+        """The first half of `encode`, which a device may not have done yet when this returns."""
         new: dict[bytes, Tensor] = {}
-        for pending in images:
-            if pending.plan is not None:
-                pending.pixels, pending.plan = pending.plan.make(self._device), None
-        for group in self._groups(images):
-            started = time.perf_counter()
-            episodes = self._encode_group(group, new)
-            seconds = (time.perf_counter() - started) / len(group)
-            for pending, episode in zip(group, episodes, strict=True):
-                pending.add(episode, seconds)
-        if self._cache and new:
-            self._cache.put(new)
+        with self._side.launch():
+            for pending in images:
+                if pending.plan is not None:
+                    pending.pixels, pending.plan = pending.plan.make(self._device), None
+            for group in self._groups(images):
+                started = time.perf_counter()
+                episodes = self._encode_group(group, new)
+                seconds = (time.perf_counter() - started) / len(group)
+                for pending, episode in zip(group, episodes, strict=True):
+                    pending.add(episode, seconds)
+        return EncodeLaunch(images, new, self._side.mark())
+
+    def finish(self, launch: "EncodeLaunch") -> None:
+        """The second half: what has to wait for the device."""
+        episodes = [pending.episode for pending in launch.images if pending.episode]
+        results = [tensor for e in episodes for tensor in (e.features, e.reward_features, e.hidden)]
+        self._side.use(launch.mark, [*results, *launch.new.values()])
+        if self._cache and launch.new:
+            self._cache.put(dict(zip(launch.new, to_host(list(launch.new.values())), strict=True)))
+        in_doubt = [pending for pending in launch.images if pending.is_in_doubt]
+        features = to_host([pending.episode.features for pending in in_doubt if pending.episode])
+        known = dict(zip(map(id, in_doubt), features, strict=True))
+        for pending in launch.images:
+            pending.finish(known.get(id(pending)))
 
     def _next_batch(self, waiting: "deque[_Slot]") -> "list[_Slot]":
         """The images whose turn it is: one on a CPU, elsewhere as many as fill a batch."""
@@ -251,8 +295,8 @@ class Pipeline:
             for i, tensor in zip(missing, fresh, strict=True):
                 features[i] = tensor.half().float() if self._cache and self._cache.half else tensor
                 if self._cache:
-                    new[group[i].keys[place]] = tensor
-            by_tower.append([tensor.to(self._device) for tensor in features if tensor is not None])
+                    new[group[i].keys[place]] = self._moved(tensor)
+            by_tower.append([self._moved(tensor) for tensor in features if tensor is not None])
         rewards = by_tower[1] if len(by_tower) > 1 else [None] * len(group)
         return [
             Episode(
@@ -269,7 +313,10 @@ class Pipeline:
         self, tower: Model, group: Sequence[PendingImage], hidden: Sequence[Tensor | None], weak: int
     ) -> list[Tensor]:
         """Features (n, D) of the current stage of images; those with hidden states go on from them."""
+        # The reward model may be elsewhere. Pixels of the host stay there until a tower takes them part by part.
+        elsewhere = device_of(tower) != self._device and self.batches_images
         pixels = [pending.pixels for pending in group if pending.pixels is not None]
+        pixels = [views.to(device_of(tower)) for views in pixels] if elsewhere else pixels
         states = [tensor for tensor in hidden if tensor is not None]
         if states:
             blocks = require_last_blocks(tower).last_blocks()
@@ -282,6 +329,10 @@ class Pipeline:
         assert pending.pixels is not None
         tower = require_last_blocks(self.model)
         return torch.cat([tower.hidden_states(part) for part in (pending.pixels[:weak], pending.pixels[weak:])])
+
+    def _moved(self, features: Tensor) -> Tensor:
+        """Features where methods expect them."""
+        return features.to(self._device, non_blocking=features.device.type == "cpu")
 
     def _towers(self, request: ImageRequest) -> list[Model]:
         return [self.model, self.reward_model] if self.reward_model and request.reward else [self.model]
@@ -310,6 +361,17 @@ class Pipeline:
         assert self._cache is not None
         cached = (self._cache.get(key) for key in keys)
         return next((features[:views] for features in cached if features is not None), None)
+
+
+@dataclass(frozen=True, eq=False)
+class EncodeLaunch:
+    """Images whose current stage a device was told to encode."""
+
+    images: Sequence[PendingImage]
+    new: dict[bytes, Tensor]
+    """Features for the cache."""
+    mark: "torch.cuda.Event | None"
+    """When they are encoded."""
 
 
 @dataclass(eq=False)

@@ -10,6 +10,7 @@ image needs is a pullback through that graph. CLIP's own tower runs packed (`mod
 all positions, because a bidirectional one attends to its padding.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from copy import copy
 from typing import Protocol, Self
@@ -42,8 +43,8 @@ TEMPLATES = {
 }
 """Lists of templates that have a name: the paper's seven."""
 
-MEMORY = 2**30
-"""Bytes that the graphs of one class list may take; classes and images go through in chunks that fit.
+MEMORY, DEVICE_MEMORY = 2**30, 2**32
+"""Bytes that the graphs of one class list may take on a CPU, and on a GPU; classes and images go through in chunks.
 
 A token of CLIP ViT-B/16's text tower takes about 0.2 MB, so 100 ImageNet classes take about 100 MB and 1000 about 900.
 Three quarters of the memory are for graphs that are kept, the rest for the others: these are built anew for every batch
@@ -56,8 +57,11 @@ _BYTES_PER_TEXT = 2048
 _LONG_LIST = 2000
 """Texts that take so long to encode that people are shown a bar."""
 
-_AT_ONCE = 1024
-"""Tokens computed at a time where no graph is built: about 30 MB in CLIP ViT-B/16, enough to keep a processor busy."""
+_AT_ONCE, _DEVICE_AT_ONCE = 1024, 2**15
+"""Tokens computed at a time where no graph is built, on a CPU and on a GPU.
+
+1024 take about 30 MB in CLIP ViT-B/16 and keep a processor busy. A GPU would wait for the next launch most of the time.
+"""
 
 
 class _Texts(Protocol):
@@ -87,11 +91,16 @@ class _Graph:
 
     def pullback(self, grad: Tensor) -> Tensor:
         """Gradients with respect to the context (B, n, W) of those with respect to the features (B, texts, D)."""
+
+        def of_image(own: Tensor) -> Tensor:
+            return torch.autograd.grad(self._features, self._context, own[None], retain_graph=True)[0]
+
         if len(grad) == 1:  # without PyTorch's batching, which costs a tenth
-            return torch.autograd.grad(self._features, self._context, grad, retain_graph=True)[0][None]
-        (gradients,) = torch.autograd.grad(
-            self._features, self._context, grad[:, None], retain_graph=True, is_grads_batched=True
-        )
+            return of_image(grad[0])[None]
+        # Not `is_grads_batched`, which runs many operations of the backward pass image by image.
+        with warnings.catch_warnings():  # the attention of other people's towers is among the few that remain
+            warnings.filterwarnings("ignore", "There is a performance drop")
+            gradients: Tensor = torch.vmap(of_image)(grad)
         return gradients
 
 
@@ -206,6 +215,14 @@ class _Template:
         texts = len(lengths) * _BYTES_PER_TEXT + sum(lengths) * self.context.shape[-1] * 4
         return texts + int(in_graphs * (self._token_bytes or 0))
 
+    @property
+    def _memory(self) -> int:
+        return MEMORY if self.context.device.type == "cpu" else DEVICE_MEMORY
+
+    @property
+    def _at_once(self) -> int:
+        return _AT_ONCE if self.context.device.type == "cpu" else _DEVICE_AT_ONCE
+
     def pick(self, classes: Tensor) -> "_Template":
         """The same template with the names of `classes` (K,) only, and no graphs."""
         rows, places = torch.unique(self._row[classes.to(self._row.device)], return_inverse=True)
@@ -225,10 +242,10 @@ class _Template:
 
     def encode(self, contexts: Tensor) -> Tensor:
         """Features (B, C, D) of all classes with each of `contexts` (B, n, W)."""
-        limit, recompute = _AT_ONCE, False
+        limit, recompute = self._at_once, False
         if torch.is_grad_enabled() and contexts.requires_grad:
-            limit = self._graph_tokens(MEMORY // 4)
-            recompute = len(contexts) * self._tokens(0, len(self._texts.lengths)) > self._graph_tokens(MEMORY)
+            limit = self._graph_tokens(self._memory // 4)
+            recompute = len(contexts) * self._tokens(0, len(self._texts.lengths)) > self._graph_tokens(self._memory)
 
         def chunk(contexts: Tensor, first: int, last: int) -> Tensor:
             if recompute:  # in the backward pass, because all graphs together would not fit
@@ -252,9 +269,9 @@ class _Template:
             return total
         distinct = grad.new_zeros(len(grad), len(self._texts.lengths), grad.shape[2]).index_add_(1, self._row, grad)
         kept = 0
-        for first, last in self._chunks(self._graph_tokens(MEMORY // 4)):
+        for first, last in self._chunks(self._graph_tokens(self._memory // 4)):
             kept += self._tokens(first, last)
-            keep = kept <= self._graph_tokens(MEMORY - MEMORY // 4)
+            keep = kept <= self._graph_tokens(self._memory - self._memory // 4)
             total += self._pull_chunk(distinct[:, first:last], first, last, keep)
         return total
 
@@ -263,7 +280,7 @@ class _Template:
         graph = self._graphs.get((first, last)) or _Graph(self._texts, self.context, first, last)
         if keep:
             self._graphs[first, last] = graph
-        images = max(1, _AT_ONCE // self._tokens(first, last))
+        images = max(1, self._at_once // self._tokens(first, last))
         return torch.cat([graph.pullback(split) for split in torch.split(grad, images)])
 
     def _chunks(self, limit: int) -> Iterator[tuple[int, int]]:

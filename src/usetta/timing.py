@@ -16,9 +16,11 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 
 from usetta.models import Model, load_model
+from usetta.models.devices import synchronize
 
 # Each is one token of CLIP's.
 _WORDS = """
@@ -35,11 +37,13 @@ _LENGTHS = [1] * 30 + [2] * 54 + [3] * 11 + [4] * 3 + [5, 7]
 """Tokens of 100 ImageNet names."""
 
 
-def shortest(work: Callable[[], object], repeat: int, *, warm_up: bool = True) -> float:
-    """Seconds of the shortest of `repeat` runs, after one to warm up."""
+def shortest(
+    work: Callable[[], object], repeat: int, *, warm_up: bool = True, device: torch.device | None = None
+) -> float:
+    """Seconds of the shortest of `repeat` runs, after one to warm up. The clock waits for the device."""
     if warm_up:
         work()
-    return min(_seconds(work) for _ in range(repeat))
+    return min(_seconds(work, device) for _ in range(repeat))
 
 
 def shortest_in_turns(ways: Sequence[Callable[[], object]], rounds: int) -> list[float]:
@@ -48,9 +52,12 @@ def shortest_in_turns(ways: Sequence[Callable[[], object]], rounds: int) -> list
     return [min(of_way) for of_way in zip(*times[1:], strict=True)]
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def _seconds(work: Callable[[], object], device: torch.device | None = None) -> float:
+    device = device or torch.device("cpu")
+    synchronize(device)
     start = perf_counter()
     work()
+    synchronize(device)
     return perf_counter() - start
 
 

@@ -95,7 +95,7 @@ def test_a_reader_that_fails_does_not_end_a_check_of_all(tmp_path: Path, error: 
 
 
 def test_it_is_fetched_if_it_has_a_source(tmp_path: Path, shelf: Shelf, zoo: NamedDataset) -> None:
-    with pytest.raises(DataError, match="zoo-2 cannot be fetched: nobody said where it comes from"):
+    with pytest.raises(DataError, match="zoo-2 cannot be fetched: it has no known source"):
         fetch("zoo-2", tmp_path, print)
     shelf.files["zoo.zip"] = zip_of({"images/emu/a.jpg": IMAGE, "images/red_fox/b.jpg": IMAGE})
     source = Source("zoo", Archive(f"{shelf.url}/zoo.zip", None, "images", "zoo"))

@@ -92,5 +92,5 @@ def test_flags_come_in_pairs_and_are_refused_with_ray(monkeypatch: pytest.Monkey
     with pytest.raises(ValueError, match="--world-size is set but --rank is not"):
         read_shard(None, 2)
     assert read_shard(None, None, RayEngine()) == Shard(), "the driver does everything"
-    with pytest.raises(ValueError, match="leave them out with --engine ray"):
+    with pytest.raises(ValueError, match="cannot be combined with --engine ray"):
         read_shard(0, 2, RayEngine())

@@ -124,7 +124,7 @@ def test_statistics_come_from_the_file_beside(folder: Path, tmp_path: Path) -> N
         (lambda s: s.update({"ln_final.bias": torch.ones(31)}), r"text_tower\.ln_final\.bias is \(31,\), not \(32,\)"),
         (lambda s: s["visual.proj"].fill_(float("nan")), r"NaN or infinite values in visual\.proj"),
         (lambda s: s["visual.proj"].view(-1)[3].fill_(float("inf")), r"NaN or infinite values in visual\.proj"),
-        (lambda s: s.pop("visual.class_embedding"), r"lacks .*visual\.attnpool\.positional_embedding"),
+        (lambda s: s.pop("visual.class_embedding"), r"does not contain visual\.attnpool\.positional_embedding"),
         (lambda s: s.update({"visual.trunk.x": torch.ones(1)}), r"timm image encoder .* not supported; for SigLIP"),
         (lambda s: s.pop("token_embedding.weight"), "is not a CLIP model in OpenAI, open_clip or transformers layout"),
     ],
@@ -226,8 +226,8 @@ def test_contradictory_activations_are_an_error(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c["model_cfg"]["vision_cfg"].update(pool_type="avg"), r"asks for vision_cfg\.pool_type = 'avg'"),
-        (lambda c: c["model_cfg"]["text_cfg"].update(no_causal_mask=True), r"asks for text_cfg\.no_causal_mask = True"),
+        (lambda c: c["model_cfg"]["vision_cfg"].update(pool_type="avg"), r"specifies vision_cfg\.pool_type = 'avg'"),
+        (lambda c: c["model_cfg"]["text_cfg"].update(no_causal_mask=True), r"text_cfg\.no_causal_mask = True"),
         (lambda c: c["model_cfg"]["vision_cfg"].update(timm_model_name="x"), r"vision_cfg\.timm_model_name = 'x'"),
         (lambda c: c.pop("model_cfg"), "is not the configuration of a CLIP model"),
         (lambda c: c["model_cfg"].update(vision_cfg=None), "is not the configuration of a CLIP model"),
@@ -281,7 +281,7 @@ def test_tokenizer_beside_the_weights(folder: Path) -> None:
 def test_a_vocabulary_too_small_for_the_tokenizer(folder: Path) -> None:
     cut = {"token_embedding.weight": torch.zeros(1000, 32)}
     path = rewrite(folder, lambda state: state.update(cut))
-    with pytest.raises(ModelError, match="embeds 1000 tokens, but its tokenizer has 49408"):
+    with pytest.raises(ModelError, match="has embeddings for 1000 tokens, but its tokenizer has 49408"):
         load_checkpoint(path, name="tiny")
 
 

@@ -180,12 +180,12 @@ def test_int8_refuses_what_it_cannot_do() -> None:
     prepare(model, "int8")
     with pytest.raises(ValueError, match="TTL tunes the image encoder, which is not possible in int8"):
         Classifier(["cat", "dog"], model, "ttl")
-    with pytest.raises(ModelError, match="int8 cannot be combined with torch.compile"):
+    with pytest.raises(ModelError, match="int8 cannot be combined with --compile"):
         prepare(disturbed(TINY_VIT), "int8", compiled=True)
 
 
 def test_fp16_is_for_gpus() -> None:
-    with pytest.raises(ModelError, match="fp16 is for GPUs"):
+    with pytest.raises(ModelError, match="fp16 needs a GPU"):
         prepare(disturbed(TINY_VIT), "fp16")
 
 

@@ -183,7 +183,7 @@ def test_auto_says_in_one_line_that_it_is_the_embedded_model(
     assert load_model("auto", cache_dir=tmp_path, offline=offline).name == "tiny"
     (record,) = caplog.records
     assert record.levelname == "WARNING"
-    assert "so the embedded model is used" in record.message
+    assert "the embedded model is used" in record.message
     assert "`usetta models pull Tiny-8`" in record.message
     with pytest.raises(ModelError, match="is not in the cache"):  # a model that was named is never replaced
         load_model("Tiny-8", cache_dir=tmp_path, offline=offline)

@@ -251,6 +251,11 @@ def test_an_image_that_is_gone_is_replaced_by_the_reason(tmp_path: Path) -> None
     assert page.text.count("no image: ") == 4  # in what se changed as well
     assert len(messages) == 1
     assert messages[0].startswith(f"2 images cannot be shown, such as {tmp_path / 'animals' / 'c.png'}: ")
+    with Store(tmp_path / "run") as store:
+        store.note("root", "animals", str(tmp_path / "moved"))
+        page = report(store, tmp_path / "report.html")
+    assert "What do the views see?" not in page.text
+    assert [image for image in page.all("img") if "width" not in image] == []
 
 
 @pytest.mark.usefixtures("undrawn")

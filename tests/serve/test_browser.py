@@ -270,7 +270,7 @@ def test_what_is_wrong_is_reported_and_can_be_corrected(visit: Callable[..., Any
     refused("at least two classes", ["tabby cat"])
     page.locator("#more-settings summary").click()
     page.fill("#template", "a photo")
-    refused("holds '{}' once")
+    refused("a template must contain {} once")
     page.fill("#template", "a drawing of a {}.")
     classify(page)
     assert problem.is_hidden()

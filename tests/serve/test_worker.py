@@ -16,7 +16,7 @@ from usetta.models.clip import CLIP
 from usetta.models.precision import prepare
 from usetta.pipeline import ImageRequest, PendingImage, Pipeline
 from usetta.serve.prompt_cache import PromptCache, PromptKey
-from usetta.serve.worker import ClassifyTask, Job, JobQueue, RefusedError, ViewBudget, process
+from usetta.serve.worker import ClassifyTask, Job, JobQueue, RefusedError, ViewBudget, launch
 from usetta.views import ViewRecipe
 
 KEY = PromptKey("tiny", tuple(CLASSES), None)
@@ -33,7 +33,7 @@ def work(jobs: list[Job], model: Model) -> None:
     pipeline = Pipeline(model)
     for ready in jobs:
         pipeline.make_stage(ready.pending)
-    process(jobs, {"tiny": pipeline}, PromptCache({"tiny": model}, 2**30))
+    launch(jobs, {"tiny": pipeline}, PromptCache({"tiny": model}, 2**30))()
 
 
 def test_a_queue_gives_as_many_jobs_as_fit_and_at_least_one() -> None:

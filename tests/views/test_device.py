@@ -54,7 +54,7 @@ def test_a_large_image_is_done_in_parts(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_view_that_only_pillow_can_make_is_made_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
     image, recipe = generated_image(90, 60), ViewRecipe(12, 32, augmix=True)
     expected = make_views(image, "id", recipe)
-    monkeypatch.setattr("usetta.views.augmix.sheared_lines", lambda slope, size: None)
+    monkeypatch.setattr("usetta.views.augmix.lines_of_shears", lambda slopes, size: [None] * len(slopes))
     plan = ViewPlan(image, "id", recipe)
     assert plan._by_host
     assert torch.equal(plan.make(CPU), expected)

@@ -52,6 +52,7 @@ from usetta.cli.engines import (
     Workers,
     WorldSize,
     answers_alone,
+    for_driver,
     for_workers,
     loader,
     read_engine,
@@ -372,7 +373,8 @@ def _classify_to(
     from usetta.coop import load_context
 
     check_output(out, shard)
-    model, reward_model = load(), load_reward() if load_reward else None
+    gpus = engine.gpus if engine else 0
+    model, reward_model = for_driver(load, gpus)(), for_driver(load_reward, gpus)() if load_reward else None
     note(f"model: {described(model)}")
     if context:
         settings = replace(settings, context=load_context(context, model))
@@ -387,8 +389,8 @@ def _classify_to(
                 reward_model=reward_model,
                 engine=engine,
                 shard=shard,
-                load=for_workers(load, engine.gpus if engine else 0),
-                load_reward_model=for_workers(load_reward, engine.gpus if engine else 0) if load_reward else None,
+                load=for_workers(load, gpus),
+                load_reward_model=for_workers(load_reward, gpus) if load_reward else None,
                 log=note,
                 period=5 if sys.stderr.isatty() else 60,
             )

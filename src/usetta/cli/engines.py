@@ -87,6 +87,11 @@ def loader(name: str, **options: Any) -> "Callable[..., Model]":
     return partial(load_model, name, **options)
 
 
+def for_driver(load: "Callable[..., Model]", gpus: float) -> "Callable[[], Model]":
+    """The model that workers with GPUs have, for a machine that may have none and only hands out work."""
+    return partial(load, device="cpu", for_device="cuda", compiled=False) if gpus else load
+
+
 def for_workers(load: "Callable[..., Model]", gpus: float) -> "Callable[[], Model]":
     """The same model, on the GPU if workers have one."""
     return partial(load, device="cuda") if gpus else load

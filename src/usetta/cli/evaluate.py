@@ -38,6 +38,7 @@ from usetta.cli.engines import (
     Workers,
     WorldSize,
     answers_alone,
+    for_driver,
     for_workers,
     loader,
     read_engine,
@@ -125,7 +126,9 @@ def evaluate(
             raise ValueError("no methods given")
         for name in names:
             check_without_model(known_methods.get(name), most_views(settings.views), templates)
-        loaded, loaded_reward = load(), load_reward() if load_reward else None
+        gpus = where.gpus if where else 0
+        loaded = for_driver(load, gpus)()
+        loaded_reward = for_driver(load_reward, gpus)() if load_reward else None
         sizes = ", ".join(f"{dataset.name} ({counted(len(dataset), 'image')})" for dataset in sets)
         note(f"model: {described(loaded)}; {sizes}")
         try:
@@ -144,8 +147,8 @@ def evaluate(
                     threads=threads,
                     engine=where,
                     shard=shard,
-                    load=for_workers(load, gpus_per_worker),
-                    load_reward_model=for_workers(load_reward, gpus_per_worker) if load_reward else None,
+                    load=for_workers(load, gpus),
+                    load_reward_model=for_workers(load_reward, gpus) if load_reward else None,
                     log=note,
                 )
         except KeyboardInterrupt:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from usetta.cli.app import ModelName, Quiet, Verbose, clear_errors, coop_app, note
+from usetta.cli.app import Device, ModelName, Quiet, Verbose, clear_errors, coop_app, note
 
 
 @coop_app.command("train")
@@ -13,6 +13,7 @@ def coop_train(
     folder: Annotated[Path, typer.Argument(help="Folder with a folder of images for each class.", metavar="DIR")],
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write. Rerun the same command to resume.")],
     model: ModelName = "auto",
+    device: Device = "auto",
     template: Annotated[
         str,
         typer.Option("--template", "-t", help="Prompt with {} for the class name; the words before {} are learned."),
@@ -49,7 +50,7 @@ def coop_train(
         shown = load_dataset(folder.expanduser().absolute())
         if shown.labels is None:
             raise ValueError(f"the images of {folder} have no labels to learn from")
-        loaded = load_model(model, precision="fp32")
+        loaded = load_model(model, device=device, precision="fp32")
         note(f"model: {loaded.name}, up to {shots} images of each of {len(shown.classes)} classes")
         paths = [item.path for item in shown]
         with FeatureCache(cache_dir() / "coop" / "features") as cache:

@@ -136,8 +136,8 @@ def train_context(
 def _first_state(prompts: ClassPrompts, recipe: CoOpRecipe) -> _TrainingState:
     words = prompts.context
     # Drawn on the host, so that the start is the same on every device.
-    drawn = torch.from_numpy(generator("context", recipe.seed).normal(0, _STD, words.shape)).to(words)
-    return _TrainingState(words.clone() if recipe.init == "words" else drawn, torch.zeros_like(words))
+    drawn = torch.from_numpy(generator("context", recipe.seed).normal(0, _STD, words.shape)).to(words.dtype)
+    return _TrainingState(words.clone() if recipe.init == "words" else drawn.to(words.device), torch.zeros_like(words))
 
 
 def _after_epoch(

@@ -8,9 +8,12 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import usetta
+
+if TYPE_CHECKING:
+    import torch
 
 _PACKAGES = ("torch", "numpy", "pillow", "safetensors", "tokenizers")
 
@@ -53,6 +56,13 @@ def commit() -> str | None:
         return _git("rev-parse", "HEAD") + ("+" if _git("status", "--porcelain", "--", "..") else "")
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def peak_device_memory(device: "torch.device") -> int | None:
+    """The most memory, in bytes, that tensors have had on a GPU so far; for other devices that of this process."""
+    import torch
+
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_memory()
 
 
 def peak_memory() -> int | None:

@@ -109,8 +109,7 @@ class EvalWorker:
     def __init__(self, pipeline: Pipeline, jobs: Mapping[str, DatasetJob], batch_size: int | None = None) -> None:
         self._pipeline = pipeline
         self._jobs = jobs
-        # On a CPU an image is answered by itself, so that its last bits do not depend on its neighbours either.
-        self._batch_size = batch_size or (8 if pipeline.batches_images else 1)
+        self._batch_size = batch_size or pipeline.images_at_once
         self._heads: OrderedDict[str, TextHead] = OrderedDict()
 
     def run(self, items: Iterable[WorkItem]) -> Generator[Outcome, None, None]:

@@ -38,7 +38,11 @@ def mode_of_views(
     From features (B, N, D) of unit length and each view's own prediction, `probs` (B, N, C). The search starts at the
     weak view, the first. `bandwidth` is the share of the other views, the nearest ones, that decides a view's h.
     """
-    precise = features if features.device.type == "mps" else features.double()  # MPS has no double precision
+    if features.device.type == "mps":  # which has no double precision
+        settings = {"bandwidth": bandwidth, "lambda_y": lambda_y, "lambda_q": lambda_q}
+        inlierness, coefficients = mode_of_views(features.cpu(), probs.cpu(), **settings)
+        return inlierness.to(features.device), coefficients.to(features.device)
+    precise = features.double()
     products = precise @ precise.mT
     affinity = (probs @ probs.mT).to(products.dtype)
     squares = products.diagonal(dim1=1, dim2=2)

@@ -64,9 +64,12 @@ def resolve_precision(precision: str, device: torch.device) -> str:
     return "bf16" if device.type == "cpu" and computes_in_bf16() else "fp32"
 
 
-def prepare(model: Model, precision: str = "fp32", *, compiled: bool = False) -> None:
+def prepare(
+    model: Model, precision: str = "fp32", *, compiled: bool = False, for_device: torch.device | None = None
+) -> None:
     """Set how the image tower of `model` computes; it must be in float32, and on its device already.
 
+    `for_device`: where copies of it will compute, if this one never does, which is only asked who it is.
     With `auto`, models that bring their own image tower (adapters, plug-ins) are left in fp32: agreement was measured
     for CLIP only.
     """
@@ -75,26 +78,29 @@ def prepare(model: Model, precision: str = "fp32", *, compiled: bool = False) ->
         if compiled or precision not in (AUTO, "fp32"):
             raise ModelError(f"{model.name} has its own image encoder, which runs in fp32 only, without --compile")
         return
+    device = for_device or model.device
     if precision == AUTO:
-        precision = _automatic(model)
+        precision = _automatic(model, device)
     if precision == "int8":
         if compiled:
             raise ModelError("int8 cannot be combined with --compile")
         _add_int8(model)
     elif precision in _HALVES:
-        _check_half(model, precision)
+        _check_half(device, precision)
         model.image_tower.to(_HALVES[precision])
     if model.device.type == "cuda":
         # Convolutions are fastest in this layout there; PyTorch's types do not know this way to call `to`.
         model.image_tower.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if precision == "fp32":  # of which PyTorch would else keep 10 bits in convolutions, though not in products
+            torch.backends.cudnn.allow_tf32 = False
     if compiled:
         _check_compiler(model.device)
         model.image_tower.compile()
     model.freeze().forget_fingerprint()
 
 
-def _automatic(model: TwoTowers) -> str:
-    return resolve_precision(AUTO, model.device) if isinstance(model, CLIP) else "fp32"
+def _automatic(model: TwoTowers, device: torch.device) -> str:
+    return resolve_precision(AUTO, device) if isinstance(model, CLIP) else "fp32"
 
 
 def _add_int8(model: TwoTowers) -> None:
@@ -114,8 +120,8 @@ def _check_compiler(device: torch.device) -> None:
         raise ModelError(f"PyTorch cannot compile on this machine, so leave out --compile ({cause})") from error
 
 
-def _check_half(model: TwoTowers, precision: str) -> None:
-    if model.device.type == "cpu":
+def _check_half(device: torch.device, precision: str) -> None:
+    if device.type == "cpu":
         if precision == "fp16":
             raise ModelError("fp16 needs a GPU; on a CPU use fp32, bf16 or int8")
         if not computes_in_bf16():

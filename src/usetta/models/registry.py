@@ -124,6 +124,7 @@ def load_model(
     device: "str | torch.device | None" = "auto",
     precision: str = "auto",
     compiled: bool = False,
+    for_device: str | None = None,
     cache_dir: Path | None = None,
     offline: bool = False,
     seed: int = 0,
@@ -137,14 +138,18 @@ def load_model(
     precision: of the image tower: fp32, bf16, fp16 (on a GPU), int8 (on a CPU), or "auto", the fastest that agrees with
         fp32 (see `precision.resolve_precision`).
     compiled: let `torch.compile` translate the image tower when it is first used, which takes a minute; not for int8.
+    for_device: the type of device that workers have, for a driver that loads the model they compute with but has no
+        such device: the precision is right there, and this model may not be able to compute.
     offline: use what is in the cache, never the network.
     """
+    import torch
+
     from usetta.models.precision import check_precision, prepare, resolve_device
 
     check_precision(precision)
     options = LoadOptions(resolve_device(device), cache_dir, offline, activation)
     model = _load(name, weights, options, seed)
-    prepare(model, precision, compiled=compiled)
+    prepare(model, precision, compiled=compiled, for_device=torch.device(for_device) if for_device else None)
     return model
 
 

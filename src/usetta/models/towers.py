@@ -6,6 +6,7 @@ Weights are frozen and the towers are always in evaluation mode; only inputs eve
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -134,8 +135,16 @@ def normalised(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> T
     """Pixels (n, 3, S, S), uint8 in 0..255 or float in 0..1, less the mean of their channel, ÷ its std: float32."""
     # The statistics are scaled to the range of the pixels instead of the reverse: one pass over the pixels less.
     unit = 255.0 if pixels.dtype == torch.uint8 else 1.0
-    centre, width = (unit * torch.tensor(values, device=pixels.device).view(3, 1, 1) for values in (mean, std))
-    return torch.sub(pixels if unit > 1 else pixels.float(), centre).mul_(1 / width)
+    centre, scale = _statistics(tuple(mean), tuple(std), unit, pixels.device)
+    return torch.sub(pixels if unit > 1 else pixels.float(), centre).mul_(scale)
+
+
+@cache  # a device would wait for them at every batch
+def _statistics(
+    mean: tuple[float, ...], std: tuple[float, ...], unit: float, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    centre, width = (unit * torch.tensor(values).view(3, 1, 1) for values in (mean, std))
+    return centre.to(device), (1 / width).to(device)
 
 
 def _moved(pixels: Tensor, device: torch.device) -> Tensor:

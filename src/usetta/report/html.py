@@ -22,7 +22,7 @@ from usetta.evaluate.metrics import Interval
 from usetta.evaluate.store import Store
 from usetta.images import ImageError
 from usetta.report import explain, figures
-from usetta.report.measured import RunMetrics
+from usetta.report.measured import RunMetrics, distinct_titles
 from usetta.report.run_images import RunImages
 from usetta.report.style import DPI
 from usetta.report.tables import Cell, Table, lay_out
@@ -222,9 +222,7 @@ def mean_over_datasets(run: RunMetrics, metric: str) -> dict[str, float]:
 
 def titles(run: RunMetrics) -> dict[str, str]:
     """Titles of the datasets; where two have the same title, their names."""
-    by_name = {dataset: run.title(dataset) for dataset in run.datasets}
-    all_titles = list(by_name.values())
-    return {dataset: title if all_titles.count(title) == 1 else dataset for dataset, title in by_name.items()}
+    return distinct_titles({dataset: run.title(dataset) for dataset in run.datasets})
 
 
 def _cells(run: RunMetrics, method: str, metric: str) -> dict[str, Cell]:

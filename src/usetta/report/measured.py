@@ -6,6 +6,7 @@ finished, or other images than the paper's. Both would look like a property of t
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -244,6 +245,12 @@ def _measure(store: Store, dataset: str, seed: int, method: str, metrics: Sequen
 def paper_title(dataset: str) -> str:
     """What the paper calls one of its datasets; others go by their name."""
     return _BENCHMARKS[dataset].title if dataset in _BENCHMARKS else dataset
+
+
+def distinct_titles(titles: Mapping[str, str]) -> dict[str, str]:
+    """Titles by dataset; where several have the same title, their names."""
+    counts = Counter(titles.values())
+    return {dataset: title if counts[title] == 1 else dataset for dataset, title in titles.items()}
 
 
 def sorted_datasets(datasets: Iterable[str]) -> list[str]:

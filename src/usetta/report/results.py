@@ -14,7 +14,14 @@ from usetta.evaluate.store import Store, StoreError
 from usetta.prompts import DEFAULT_TEMPLATE, TEMPLATES
 from usetta.registry import suggest
 from usetta.report import paper as published
-from usetta.report.measured import METRIC_FORMATS, RunMetrics, paper_title, sorted_datasets, sorted_methods
+from usetta.report.measured import (
+    METRIC_FORMATS,
+    RunMetrics,
+    distinct_titles,
+    paper_title,
+    sorted_datasets,
+    sorted_methods,
+)
 from usetta.report.tables import Cell, Column, Table, TableRow
 
 _PAPER_MODELS = ("ViT-B-16", "RN50")
@@ -89,9 +96,8 @@ def differences_table(store: Store, baseline: str = "clip") -> Table:
     baseline = _present_method(present, baseline, store)
     facts, rows, without_baseline = store.facts("dataset"), [], []
     datasets = sorted_datasets({dataset for dataset, _ in seeds})
-    titles = [str(facts.get(dataset, {}).get("title", paper_title(dataset))) for dataset in datasets]
-    for dataset, own_title in zip(datasets, titles, strict=True):
-        title = own_title if titles.count(own_title) == 1 else dataset
+    titles = {dataset: str(facts.get(dataset, {}).get("title", paper_title(dataset))) for dataset in datasets}
+    for dataset, title in distinct_titles(titles).items():
         if (dataset, baseline) not in seeds:
             without_baseline.append(title)
             continue

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,7 +29,7 @@ from usetta.serve.parsing import Upload
 from usetta.serve.prompt_cache import LearnedContext, PromptCache, PromptKey
 from usetta.serve.schemas import ApiError
 from usetta.serve.settings import Settings
-from usetta.serve.worker import ClassifyTask, Job, JobQueue, TaskProgress, ViewBudget, process
+from usetta.serve.worker import ClassifyTask, Job, JobQueue, TaskProgress, ViewBudget, launch
 from usetta.views import ViewRecipe
 
 _KEPT_PIXELS = 4_000_000
@@ -170,19 +170,27 @@ class ModelService:
         try:
             self._prompts = prompts = self._load()
             self.is_ready = True
-            while jobs := self._queue.take(self.settings.batch_views):
-                self._process(jobs, prompts)
-                del jobs  # otherwise the views stay in memory until the next request
+            pipelines = self._pipelines.values()
+            views = self.settings.batch_views or max(pipeline.views_at_once for pipeline in pipelines)
+            on_device = any(pipeline.batches_images for pipeline in pipelines)
+            previous: Callable[[], None] | None = None
+            while (jobs := self._queue.take(views, wait=previous is None)) or previous:
+                start = time.perf_counter()
+                answer = launch(jobs, self._pipelines, prompts) if jobs else None
+                if on_device:  # it gets the images that wait before the last ones are answered
+                    answer, previous = previous, answer
+                if answer is not None:
+                    answer()
+                self._observe(len(jobs), time.perf_counter() - start, prompts)
+                del jobs, answer  # otherwise the views stay in memory until the next request
         except Exception as error:  # noqa: BLE001 - whatever it is, the server must know and end
             self.is_ready, self.failure = False, error
 
-    def _process(self, jobs: Sequence[Job], prompts: PromptCache) -> None:
-        start = time.perf_counter()
-        process(jobs, self._pipelines, prompts)
+    def _observe(self, jobs: int, seconds: float, prompts: PromptCache) -> None:
         prompts.trim()
-        seconds = time.perf_counter() - start
-        self._seconds_per_job += 0.1 * (seconds / len(jobs) - self._seconds_per_job)
-        self._metrics.batches.observe(len(jobs))
+        if jobs:
+            self._seconds_per_job += 0.1 * (seconds / jobs - self._seconds_per_job)
+            self._metrics.batches.observe(jobs)
         self._metrics.text_lists.set(len(prompts))
         self._metrics.text_bytes.set(prompts.nbytes)
 

@@ -11,7 +11,8 @@ from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from threading import Condition
 from typing import Literal, TypeVar
 
@@ -19,7 +20,7 @@ from usetta.classifier import TextHead
 from usetta.episode import Episode
 from usetta.methods.recipe import Recipe
 from usetta.models.parallel import observe_chunks
-from usetta.pipeline import PendingImage, Pipeline
+from usetta.pipeline import EncodeLaunch, PendingImage, Pipeline
 from usetta.prediction import Prediction
 from usetta.serve.prompt_cache import PromptCache, PromptKey
 
@@ -153,15 +154,15 @@ class JobQueue:
             self._closed = True
             self._changed.notify()
 
-    def take(self, views: int) -> list[Job]:
+    def take(self, views: int, *, wait: bool = True) -> list[Job]:
         """Wait for a job and return it with those behind it, up to so many `views`; cancelled jobs are dropped.
 
-        Nothing is returned when the queue is closed and empty.
+        Nothing is returned when the queue is closed and empty, or empty and nobody should `wait`.
         """
         batch: list[Job] = []
         with self._changed:
             while not batch:
-                self._changed.wait_for(lambda: self._jobs or self._closed)
+                self._changed.wait_for(lambda: self._jobs or self._closed or not wait)
                 if not self._jobs:
                     return []
                 left = views
@@ -185,9 +186,10 @@ class _Part:
     """Of the whole job so far, shared by its parts."""
 
 
-def process(jobs: Sequence[Job], pipelines: Mapping[str, Pipeline], prompts: PromptCache) -> None:
-    """Give every job its result or its error."""
+def launch(jobs: Sequence[Job], pipelines: Mapping[str, Pipeline], prompts: PromptCache) -> Callable[[], None]:
+    """Encode the images of jobs, or let a device start to. Whoever calls the result gives them answers or errors."""
     heads: dict[Job, TextHead] = {}
+    launched: list[_Launched] = []
 
     def prepare(batch: Sequence[Job]) -> None:
         for job in batch:
@@ -199,7 +201,14 @@ def process(jobs: Sequence[Job], pipelines: Mapping[str, Pipeline], prompts: Pro
         _attempt([job], prepare, lambda job: job)
     for batch in _grouped(heads, lambda job: job.task.prompts.model):
         pipeline = pipelines[batch[0].task.prompts.model]
-        _attempt(batch, lambda batch, pipeline=pipeline: _encode(batch, pipeline), lambda job: job)  # type: ignore[misc]
+        _attempt(batch, lambda batch, own=pipeline: launched.append(_encode(batch, own)), lambda job: job)  # type: ignore[misc]
+    return partial(_answer, heads, launched)
+
+
+def _answer(heads: Mapping[Job, TextHead], launched: Sequence["_Launched"]) -> None:
+    for batch in launched:
+        _attempt(batch.jobs, batch.finish, lambda job: job)
+    batching = {job for batch in launched for job in batch.jobs if batch.pipeline.batches_images}
     parts: list[_Part] = []
     for job, head in heads.items():
         episode = job.pending.episode
@@ -214,8 +223,7 @@ def process(jobs: Sequence[Job], pipelines: Mapping[str, Pipeline], prompts: Pro
 
     def company(part: _Part) -> Hashable:
         """Equal for images that a method takes together: on a CPU none, so that no answer depends on the others."""
-        alone = not pipelines[part.job.task.prompts.model].batches_images
-        return id(part.head), part.recipe, id(part.job) if alone else None
+        return id(part.head), part.recipe, None if part.job in batching else id(part.job)
 
     for group in _grouped(parts, company):
         _attempt(group, _predict, lambda part: part.job)
@@ -231,12 +239,26 @@ def _checked_head(task: ClassifyTask, prompts: PromptCache) -> TextHead:
     return head
 
 
-def _encode(jobs: Sequence[Job], pipeline: Pipeline) -> None:
+@dataclass(frozen=True, eq=False)
+class _Launched:
+    """Jobs of one model whose images are encoded, or on a device will be."""
+
+    jobs: Sequence[Job]
+    pipeline: Pipeline
+    launch: EncodeLaunch | None = None
+    """Of a device."""
+
+    def finish(self, jobs: Sequence[Job]) -> None:
+        """Wait for what decides whether the images of some of the jobs need more views."""
+        if self.launch is not None:
+            self.pipeline.finish(replace(self.launch, images=[job.pending for job in jobs]))
+
+
+def _encode(jobs: Sequence[Job], pipeline: Pipeline) -> _Launched:
     # When a batch fails in the middle, some of it is encoded, and to encode that again would encode its next stage.
     waiting = [job for job in jobs if not job.is_encoded]
     if pipeline.batches_images:
-        pipeline.encode([job.pending for job in waiting])
-        return
+        return _Launched(jobs, pipeline, pipeline.launch([job.pending for job in waiting]))
     for job in waiting:
         chunks: list[int] = []
 
@@ -247,6 +269,7 @@ def _encode(jobs: Sequence[Job], pipeline: Pipeline) -> None:
         job.report("views")
         with observe_chunks(count):
             pipeline.encode([job.pending])
+    return _Launched(jobs, pipeline)
 
 
 def _predict(parts: Sequence[_Part]) -> None:

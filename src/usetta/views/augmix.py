@@ -202,19 +202,22 @@ def sheared_lines(slope: float, size: int) -> ShearedLines | None:
     the rounding of float32 to matter. If an f is next to such a fraction, everything hangs on the order in which
     Pillow rounds, and Pillow must be asked.
     """
-    shift = slope * (np.arange(size) + 0.5)
+    return lines_of_shears([slope], size)[0]
+
+
+def lines_of_shears(slopes: Sequence[float], size: int) -> list[ShearedLines | None]:
+    """`sheared_lines` of several slopes."""
+    shift = np.array(slopes)[:, None] * (np.arange(size) + 0.5)
     whole = np.floor(shift)
     f = shift - whole
     fractions, middles = _fractions()
     above = np.searchsorted(fractions, f)  # 0 if f is 0: then the distance to the fraction "below" is negative
-    if min((f - fractions[above - 1]).min(), (fractions[above] - f).min()) < 1e-10:
-        return None
-    return ShearedLines(whole.astype(np.int64), middles[above - 1], np.floor(shift + 0.5).astype(np.int64))
-
-
-def needs_pillow(operation: Operation, size: int) -> bool:
-    """Whether only Pillow can do it to the bit."""
-    return operation.name in ("shear_x", "shear_y") and sheared_lines(slope(operation), size) is None
+    distance = np.minimum(f - fractions[above - 1], fractions[above] - f).min(axis=1)
+    columns = whole.astype(np.int64), middles[above - 1], np.floor(shift + 0.5).astype(np.int64)
+    return [
+        None if nearest < 1e-10 else ShearedLines(*lines)
+        for nearest, *lines in zip(distance.tolist(), *columns, strict=True)
+    ]
 
 
 def _sheared(x: Pixels, slope: float, *, vertical: bool) -> Pixels:

@@ -9,8 +9,8 @@ does not, a rotation rounds a few pixels to the next grey level.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from usetta.views import augmix
-from usetta.views.augmix import Operation, write_channels
+from usetta.views.augmix import Operation, ShearedLines, write_channels
 from usetta.views.make import apply_view, weak_geometry, without_far_ends
 from usetta.views.recipe import ViewDraw, ViewRecipe, draw_view, new_generator, set_to_view
 
@@ -47,18 +47,21 @@ class ViewPlan:
         write_channels(image, self._image.numpy())
         self._weak = [_weak_taps(image, recipe.size)] if 0 in part else []
         self._draws: list[ViewDraw] = []
-        self._by_host: dict[int, Array] = {}
-        """Views, by their place in the result, that only Pillow can make to the bit."""
-        for place, view in enumerate(part):
-            if view == 0:
-                continue
-            set_to_view(rng, recipe.seed, image_id, view)
-            draw = draw_view(rng, image.width, image.height, recipe)
-            self._draws.append(draw)
-            if any(augmix.needs_pillow(operation, recipe.size) for chain in draw.chains for operation in chain):
-                self._by_host[place] = apply_view(image, draw, recipe.size)
+        for view in part:
+            if view:
+                set_to_view(rng, recipe.seed, image_id, view)
+                self._draws.append(draw_view(rng, image.width, image.height, recipe))
         if self._draws:
             self._strong = _crop_taps(self._draws, recipe.size)
+        shears = [o for draw in self._draws for chain in draw.chains for o in chain if o.name in _SHEARS]
+        lines = augmix.lines_of_shears([augmix.slope(operation) for operation in shears], recipe.size)
+        self._lines = dict(zip(shears, lines, strict=True))
+        self._by_host: dict[int, Array] = {}
+        """Views, by their place in the result, that only Pillow can make to the bit."""
+        hard = {operation for operation, own in self._lines.items() if own is None}
+        for place, draw in enumerate(self._draws, start=len(self._weak)):
+            if hard and any(operation in hard for chain in draw.chains for operation in chain):
+                self._by_host[place] = apply_view(image, draw, recipe.size)
 
     def make(self, device: torch.device) -> Tensor:
         """The views (N, 3, S, S) on the device."""
@@ -68,7 +71,7 @@ class ViewPlan:
         if self.recipe.augmix:
             # By a tensor: PyTorch multiplies by the reciprocal of a number instead, which has other last bits.
             weak = [view / torch.full((), 255.0, device=device) for view in weak]
-            strong = [_mixed(crops, self._draws) for crops in strong]
+            strong = [_mixed(crops, self._draws, self._lines) for crops in strong]
         views = torch.cat(weak + strong)
         for place, view in self._by_host.items():
             views[place] = _to(view, device)
@@ -121,13 +124,29 @@ def bicubic(x: Array) -> Array:
 
 def _crop_taps(draws: Sequence[ViewDraw], size: int) -> tuple[Taps, Taps]:
     left, top, right, bottom = np.array([draw.box for draw in draws]).T
-    across, down = taps(right - left, size, bilinear, 1), taps(bottom - top, size, bilinear, 1)
+    across, down = _known_taps(right - left, size), _known_taps(bottom - top, size)
     for axis, start in ((across, left), (down, top)):
         axis.first[:] += start[:, None]
     flipped = np.array([draw.flip for draw in draws])
     for table in across:  # a flip is a reversed table
         table[flipped] = table[flipped][:, ::-1]
     return across, down
+
+
+def _known_taps(sizes: Array, out: int) -> Taps:
+    """`taps` of crops of these sizes: the same sizes come again and again."""
+    rows = [_crop_axis(int(size), out) for size in sizes]
+    weights = np.zeros((len(rows), out, max(row.weights.shape[1] for row in rows)), np.int32)
+    for own, row in zip(weights, rows, strict=True):
+        own[:, : row.weights.shape[1]] = row.weights
+    return Taps(np.stack([row.first for row in rows]), weights)
+
+
+@lru_cache(maxsize=1024)  # at most 40 MB, for crops of 4000 pixels
+def _crop_axis(size: int, out: int) -> Taps:
+    """One row of `taps`: (S,) and (S, taps)."""
+    first, weights = taps([size], out, bilinear, 1)
+    return Taps(first[0], weights[0])
 
 
 def _weak_taps(image: Image.Image, size: int) -> tuple[Taps, Taps]:
@@ -185,8 +204,8 @@ def _to(array: Array, device: torch.device) -> Tensor:
 # --- AugMix: one function for all views that have an operation in the same place --------------------------------------
 
 
-def _mixed(crops: Tensor, draws: Sequence[ViewDraw]) -> Tensor:
-    """AugMix of crops (n, 3, S, S): see `augmix.mix`."""
+def _mixed(crops: Tensor, draws: Sequence[ViewDraw], lines: Mapping[Operation, ShearedLines | None]) -> Tensor:
+    """AugMix of crops (n, 3, S, S): see `augmix.mix`. `lines` are those of the shears."""
     device, chains = crops.device, len(draws[0].chains)
     ends = crops.repeat_interleave(chains, dim=0)
     every = [chain for draw in draws for chain in draw.chains]
@@ -198,7 +217,10 @@ def _mixed(crops: Tensor, draws: Sequence[ViewDraw]) -> Tensor:
         for name, numbers in groups.items():
             index = _to(np.array(numbers), device)
             operations = [every[number][depth] for number in numbers]
-            ends[index] = _OPERATIONS[name](ends[index], operations)
+            if name in _SHEARS:
+                ends[index] = _SHEARS[name](ends[index], [lines[operation] for operation in operations])
+            else:
+                ends[index] = _OPERATIONS[name](ends[index], operations)
     m = np.array([draw.m for draw in draws])
     shares = np.array([[(1 - draw.m) * weight / 255 for weight in draw.weights] for draw in draws])
     mixed = crops * _to((m / 255).astype(np.float32), device)[:, None, None, None]
@@ -254,10 +276,9 @@ def _translate(x: Tensor, operations: Sequence[Operation]) -> Tensor:
     return x.take_along_dim(_to(source.clip(0, size - 1), x.device)[:, None, None, :], dim=3) * inside
 
 
-def _shear(x: Tensor, operations: Sequence[Operation]) -> Tensor:
+def _shear(x: Tensor, lines: Sequence[ShearedLines | None]) -> Tensor:
     size = x.shape[-1]
-    lines = [augmix.sheared_lines(augmix.slope(operation), size) for operation in operations]
-    unmoved = augmix.ShearedLines(
+    unmoved = ShearedLines(
         np.zeros(size, np.int64), np.zeros(size, np.float32), np.zeros(size, np.int64)
     )  # the host makes that view
     whole, part, nearest = (
@@ -273,7 +294,7 @@ def _shear(x: Tensor, operations: Sequence[Operation]) -> Tensor:
     return ((b - a).mul_(part[:, None, :, None]).add_(a).to(torch.uint8)) * inside
 
 
-def _upright(operation: Callable[[Tensor, Sequence[Operation]], Tensor]) -> Callable[..., Tensor]:
+def _upright(operation: Callable[[Tensor, Sequence[Any]], Tensor]) -> Callable[..., Tensor]:
     """The same for columns."""
     return lambda x, operations: operation(x.transpose(2, 3), operations).transpose(2, 3)
 
@@ -322,8 +343,10 @@ _OPERATIONS: dict[str, Callable[[Tensor, Sequence[Operation]], Tensor]] = {
     "posterize": _posterize,
     "rotate": _rotate,
     "solarize": _solarize,
-    "shear_x": _shear,
-    "shear_y": _upright(_shear),
     "translate_x": _translate,
     "translate_y": _upright(_translate),
+}
+_SHEARS: dict[str, Callable[[Tensor, Sequence[ShearedLines | None]], Tensor]] = {
+    "shear_x": _shear,
+    "shear_y": _upright(_shear),
 }

@@ -20,7 +20,7 @@ from usetta.methods.options import Count, Positive, Seed
 from usetta.methods.stats import ViewStats, tie_duplicate_classes
 from usetta.methods.tune.adamw import PerImage
 from usetta.methods.tune.shift import text_features
-from usetta.methods.tune.steps import logit_gradient, optimize
+from usetta.methods.tune.steps import TunedImages, logit_gradient, optimize
 from usetta.models.clip import LastBlocks, LoraDelta, LowRank
 from usetta.models.parallel import chunk_size
 from usetta.prompts import ClassPrompts
@@ -65,7 +65,7 @@ class LoraTuner:
         start = []
         for _ in range(2 * len(hidden.blocks)):
             drawn = torch.nn.init.xavier_normal_(torch.empty(width, rank), generator=generator)
-            start += [drawn.to(device, dtype), torch.zeros(rank, width, device=device, dtype=dtype)]
+            start += [drawn.to(device, dtype, non_blocking=True), torch.zeros(rank, width, device=device, dtype=dtype)]
         self.weights = PerImage(start, len(hidden.states), lr=lr, weight_decay=weight_decay)
         """For each image A and B of the queries, then A and B of the values, block by block."""
 
@@ -112,12 +112,12 @@ def tune_images(
     else:
         again = slice(None)
 
-    def step(stats: ViewStats, images: Tensor, views: Tensor) -> Tensor:
-        grad = logit_scale * (logit_gradient(recipe, stats, images, views, reward) @ classes)
-        for row, image in enumerate(images.tolist()):
+    def step(stats: ViewStats, images: TunedImages, views: Tensor) -> Tensor:
+        grad = logit_scale * (logit_gradient(recipe, stats, images.rows, views, reward) @ classes)
+        for row, image in enumerate(images.numbers):
             tuner.step(image, grad[row], views[row])
             tuned[image, again] = tuner.features(image, again).to(tuned.dtype)
-        return tie_duplicate_classes(logit_scale * (tuned[images] @ classes.T), classes)
+        return tie_duplicate_classes(logit_scale * (tuned[images.rows] @ classes.T), classes)
 
     last, skipped = optimize(recipe, stats, step)
     return last, tuned, skipped

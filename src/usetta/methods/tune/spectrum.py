@@ -63,9 +63,10 @@ class SpectrumTuner:
 @cache_per_tensor
 def main_directions(text: Tensor) -> Tensor:
     """B (D, r): the right singular vectors of `text` (C, D) whose singular values stand out, at least one."""
-    _, values, directions = torch.linalg.svd(text.double(), full_matrices=False)
+    # By the host, once for a class list: not every device has double precision, and signs depend on who computes.
+    _, values, directions = torch.linalg.svd(text.cpu().double(), full_matrices=False)
     basis: Tensor = directions[: rank(values, text.shape)].T
-    return basis.to(text.dtype).contiguous()
+    return basis.to(text.dtype).contiguous().to(text.device)
 
 
 def rank(values: Tensor, shape: Sequence[int]) -> int:

@@ -7,7 +7,7 @@ are constants. (`lora` moves those instead.)
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -21,8 +21,17 @@ from usetta.prompts import ClassPrompts
 if TYPE_CHECKING:
     from usetta.methods.recipe import Recipe
 
-Step = Callable[[ViewStats, Tensor, Tensor], Tensor]
-"""(statistics of all images, images to tune (A,), views that the loss sees (A, k)) → logits (A, N, C) after a step."""
+
+class TunedImages(NamedTuple):
+    """The images of a batch that are tuned, as the host knows them and as their device does: it is never asked."""
+
+    numbers: list[int]
+    rows: Tensor
+    """(A,)"""
+
+
+Step = Callable[[ViewStats, TunedImages, Tensor], Tensor]
+"""(statistics of all images, images to tune, views that the loss sees (A, k)) → logits (A, N, C) after a step."""
 
 
 class TextTuner(Protocol):
@@ -57,19 +66,20 @@ def tune_text(
     reward = reward or Reward(features, start)
     tuned = start.expand(len(features), -1, -1)
 
-    def step(stats: ViewStats, images: Tensor, views: Tensor) -> Tensor:
+    def step(stats: ViewStats, images: TunedImages, views: Tensor) -> Tensor:
         nonlocal tuned
-        selected = torch.take_along_dim(features[images], views[:, :, None], dim=1)
-        grad = logit_scale * (logit_gradient(recipe, stats, images, views, reward).mT @ selected)
+        own = features[images.rows]
+        selected = torch.take_along_dim(own, views[:, :, None], dim=1)
+        grad = logit_scale * (logit_gradient(recipe, stats, images.rows, views, reward).mT @ selected)
         if recipe.dispersion:
-            grad -= recipe.dispersion * gradient(dispersion, tuned[images])
+            grad -= recipe.dispersion * gradient(dispersion, tuned[images.rows])
         if 0 < recipe.active < stats.logits.shape[-1]:
             logits = _step_active(recipe, tuner, stats, features, grad, images, views, logit_scale)
         else:
-            moved = tuner.step(images.tolist(), grad)
+            moved = tuner.step(images.numbers, grad)
             if recipe.dispersion:  # nothing else reads the present text features
-                tuned = tuned.index_copy(0, images, moved)
-            logits = logit_scale * (features[images] @ moved.mT)
+                tuned = tuned.index_copy(0, images.rows, moved)
+            logits = logit_scale * (own @ moved.mT)
         return tie_duplicate_classes(logits, start)
 
     return optimize(recipe, stats, step)
@@ -82,23 +92,32 @@ def optimize(recipe: "Recipe", stats: ViewStats, step: Step) -> tuple[ViewStats,
     views agree by then. Only the selection rule `confident` decides once, as TPT does.
     """
     before, select = stats.entropies, recipe.part("select")
-    images = torch.arange(len(before), device=before.device)  # those still to be tuned
-    skipped = torch.zeros_like(images, dtype=torch.bool)
+    every = torch.arange(len(before), device=before.device)
+    images = TunedImages(list(range(len(before))), every)  # those still to be tuned
+    skipped = torch.zeros_like(every, dtype=torch.bool)
     for number in range(recipe.steps):
         if number:
             stats = view_stats(recipe, stats.logits)
         if recipe.skip:
-            images = images[~stats.agrees[images]]
+            images = _without(images, stats.agrees)
         if number == 0:
-            skipped[:] = True
-            skipped[images] = False
-        if not len(images):
+            skipped = torch.ones_like(skipped).index_fill_(0, images.rows, False)
+        if not images.numbers:
             break
         views = select(recipe, before, stats.entropies)
         logits = stats.logits.clone()
-        logits[images] = step(stats, images, views[images])
+        logits[images.rows] = step(stats, images, views[images.rows])
         stats = replace(stats, logits=logits)
     return (stats if recipe.se_stats == "pre" else view_stats(recipe, stats.logits)), skipped
+
+
+def _without(images: TunedImages, agrees: Tensor) -> TunedImages:
+    """The images whose views do not agree (B,)."""
+    settled = agrees.tolist()  # the only read of a step
+    numbers = [number for number in images.numbers if not settled[number]]
+    if len(numbers) == len(images.numbers):
+        return images
+    return TunedImages(numbers, torch.tensor(numbers, dtype=torch.long).to(agrees.device, non_blocking=True))
 
 
 def logit_gradient(recipe: "Recipe", stats: ViewStats, images: Tensor, views: Tensor, reward: Reward) -> Tensor:
@@ -121,7 +140,7 @@ def _step_active(
     stats: ViewStats,
     features: Tensor,
     grad: Tensor,
-    images: Tensor,
+    images: TunedImages,
     views: Tensor,
     logit_scale: float,
 ) -> Tensor:
@@ -131,8 +150,8 @@ def _step_active(
     gradient. So the less probable half of the active classes, the tail, stands in for them: it takes over their
     gradient, and their logits change by the mean change of the tail's.
     """
-    logits = stats.logits[images]
-    for row, image in enumerate(images.tolist()):
+    logits = stats.logits[images.rows]
+    for row, image in enumerate(images.numbers):
         classes, tail = _active_classes(logits[row], views[row], recipe.active)
         own = grad[row, classes]
         own[tail] += (grad[row].sum(dim=0) - own.sum(dim=0)) / len(tail)
