@@ -4,7 +4,7 @@ import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("MPLBACKEND", "agg")
-if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores, so one thread each
+if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores, so one thread each, also in processes that tests start
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from collections.abc import Iterator
@@ -17,6 +17,9 @@ from PIL import Image
 
 from usetta.models.clip import CLIP, random_model
 from usetta.models.config import CLIPConfig, TextConfig, ViTConfig
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)  # the variable comes too late where a plugin has imported torch already
 
 NEXT_DOOR = Path(__file__).parents[2] / "shared"
 
