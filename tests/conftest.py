@@ -4,7 +4,7 @@ import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("MPLBACKEND", "agg")
-if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores, so one thread each, also in processes that tests start
+if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores, so one thread each, and in their children
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from collections.abc import Iterator
