@@ -365,7 +365,7 @@ class Pipeline:
 
 @dataclass(frozen=True, eq=False)
 class EncodeLaunch:
-    """Images whose current stage a device was told to encode."""
+    """Images whose current stage was launched on a device."""
 
     images: Sequence[PendingImage]
     new: dict[bytes, Tensor]

@@ -88,7 +88,7 @@ def loader(name: str, **options: Any) -> "Callable[..., Model]":
 
 
 def for_driver(load: "Callable[..., Model]", gpus: float) -> "Callable[[], Model]":
-    """The model that workers with GPUs have, for a machine that may have none and only hands out work."""
+    """The model that workers with GPUs have, for a machine that may have none and only distributes work."""
     return partial(load, device="cpu", for_device="cuda", compiled=False) if gpus else load
 
 

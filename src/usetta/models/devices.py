@@ -1,6 +1,6 @@
 """What is the same on all devices: waiting for one, reading from one, and a stream of work beside the main one.
 
-A GPU computes while the host goes on. Whatever the host reads from it makes the host wait, and the GPU after that, so
+A GPU computes while the host does other things. Whatever the host reads from it makes the host wait, and the GPU after that, so
 reads are few: `to_host` makes one of many.
 """
 
