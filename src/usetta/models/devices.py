@@ -1,7 +1,7 @@
 """What is the same on all devices: waiting for one, reading from one, and a stream of work beside the main one.
 
-A GPU computes while the host does other things. Whatever the host reads from it makes the host wait, and the GPU after that, so
-reads are few: `to_host` makes one of many.
+A GPU computes while the host does other things. Whatever the host reads from it makes the host wait, and the GPU
+after that, so reads are few: `to_host` makes one of many.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
