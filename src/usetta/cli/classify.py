@@ -1,6 +1,5 @@
 """Commands that classify images."""
 
-import csv
 import json
 import sys
 import time
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from usetta.cli.answers import csv_writer, json_writer, sentence, text_writer
 from usetta.cli.app import (
     AsJson,
     AugMix,
@@ -38,7 +38,6 @@ from usetta.cli.app import (
     detail,
     echo,
     note,
-    print_rows,
     printable,
     read_views,
     warn,
@@ -58,11 +57,10 @@ from usetta.cli.engines import (
     read_engine,
     read_shard,
 )
-from usetta.files import spreadsheet_safe
 from usetta.progress import track, waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from usetta.batch.runner import BatchSettings
     from usetta.batch.sources import BatchImage, SourceOptions
@@ -78,8 +76,6 @@ _AHEAD = 100_000
 """Images that are listed before the first is classified, so that progress knows their number,"""
 _AHEAD_BYTES = 2**26
 """as long as they carry no more bytes than this."""
-_WIDEST = 60
-"""Characters of a name at most that answers are aligned by."""
 
 
 @app.command()
@@ -235,50 +231,9 @@ def explain(
     if as_json:
         typer.echo(json.dumps({**explanation.prediction.to_dict(), "source": str(path), "figure": str(target)}))
     else:
-        typer.echo(printable(_sentence(explanation.prediction)))
+        typer.echo(printable(sentence(explanation.prediction)))
         typer.echo(printable(explanation.prediction.reason))
         typer.echo(f"figure: {printable(str(target))}")
-
-
-@app.command()
-def demo(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the report.")] = Path("demo-report"),
-    methods: Annotated[str, typer.Option(help="Methods to compare, separated by commas.")] = "clip,se,tpt,use",
-    model: ModelName = "embedded",
-    views: Annotated[int, typer.Option(help="Views per image; the paper uses 64.", min=2, max=1024)] = 32,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
-    """Classify a dozen real images with several methods and write an HTML report."""
-    from usetta import demo as demonstration
-    from usetta import methods as known_methods
-    from usetta.models import load_model
-
-    with clear_errors():
-        names = list(dict.fromkeys(known_methods.get(name).name for name in methods.split(",")))
-        images = demonstration.demo_dataset(note)
-        loaded = load_model(model, precision="fp32")
-        note(f"model: {loaded.name}, {views} views of each of {len(images)} images")
-        demonstration.measure(loaded, images, names, views, out / "run")
-        answers = list(demonstration.answers(loaded, images, names, views))
-        page = demonstration.write_pages(answers, out, loaded, views)
-    print_rows(
-        [
-            {"image": answer.image.shows}
-            | {
-                name: ("✓" if answer.is_right(name) else f"✗ {explanation.prediction.label}")
-                + f" {explanation.prediction.confidence:.0%}"
-                for name, explanation in answer.by_method.items()
-            }
-            for answer in answers
-        ],
-        as_json=False,
-    )
-    for name in names:
-        skipped = sum(answer.by_method[name].prediction.skipped is True for answer in answers)
-        left = f", {skipped} not tuned because their views already agree" if skipped else ""
-        typer.echo(f"{name}: {sum(answer.is_right(name) for answer in answers)} of {len(answers)} correct{left}")
-    typer.echo(f"report: {page}")
 
 
 def _classify_here(
@@ -300,8 +255,8 @@ def _classify_here(
         raise _no_images(sources, options)
     total = None if rest else len(first)
     classifier = _classifier(asked, context, load, load_reward)
-    write = _json_writer(asked.top) if kind == "json" else _csv_writer(asked.top) if kind == "csv" else None
-    write = write or _text_writer(first, asked.top)
+    write = json_writer(asked.top) if kind == "json" else csv_writer(asked.top) if kind == "csv" else None
+    write = write or text_writer(first, asked.top)
     under_way: deque[BatchImage] = deque()
 
     def reads() -> "Iterator[Callable[[], str | bytes]]":
@@ -452,51 +407,3 @@ def _read_classes(classes: str) -> list[str]:
     if not names:
         raise ValueError("no class names given: use --classes 'cat,dog' or --classes @FILE")
     return names
-
-
-def _sentence(answer: "Prediction", top: int = 1) -> str:
-    text = ", ".join(f"{label}  {probability:.1%}" for label, probability in answer.ranked(top))
-    weak = answer.classes[int(answer.zero_shot.argmax())]
-    return text if weak == answer.label else f"{text}  (zero-shot: {weak}  {float(answer.zero_shot.max()):.1%})"
-
-
-def _text_writer(images: "Iterable[BatchImage]", top: int) -> "Callable[[BatchImage, Outcome], None]":
-    width = min(_WIDEST, max(len(printable(image.name)) for image in images))
-
-    def write(image: "BatchImage", outcome: "Outcome") -> None:
-        if not isinstance(outcome, Exception):
-            _line(f"{printable(image.name):<{width}}  {printable(_sentence(outcome, top))}")
-
-    return write
-
-
-def _json_writer(top: int) -> "Callable[[BatchImage, Outcome], None]":
-    def write(image: "BatchImage", outcome: "Outcome") -> None:
-        answer = {"error": outcome.reason} if isinstance(outcome, Exception) else outcome.to_dict(top)
-        _line(json.dumps({**answer, "source": image.name}))
-
-    return write
-
-
-def _csv_writer(top: int) -> "Callable[[BatchImage, Outcome], None]":
-    table = csv.writer(sys.stdout, lineterminator="\n")
-    more = [f"{name}_{rank}" for rank in range(2, top + 1) for name in ("label", "probability")]
-    table.writerow(["source", "label", "probability", "zero_shot_label", "zero_shot_probability", "error", *more])
-
-    def write(image: "BatchImage", outcome: "Outcome") -> None:
-        if isinstance(outcome, Exception):
-            cells: list[Any] = [image.name, "", "", "", "", outcome.reason]
-        else:
-            best, *others = [(label, round(probability, 6)) for label, probability in outcome.ranked(top)]
-            zero_shot = outcome.to_dict(1)["zero_shot"]
-            cells = [image.name, *best, zero_shot["label"], zero_shot["probability"], "", *chain(*others)]
-        table.writerow(map(spreadsheet_safe, cells))
-        sys.stdout.flush()
-
-    return write
-
-
-def _line(text: str) -> None:
-    """One line to standard output, at once: what has been computed survives whatever comes next."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
