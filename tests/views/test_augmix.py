@@ -116,7 +116,7 @@ def test_what_is_moved_out_of_the_image_leaves_black(sign: int) -> None:
 
 def test_the_rounding_of_floats_cannot_matter_to_a_shear() -> None:
     """For every difference of levels and every gap between fractions, float32 and exact arithmetic round alike."""
-    fractions, middles = augmix._fractions()
+    fractions, middles, _ = augmix._fractions()
     assert len(fractions) == 19821  # 1 + Σ φ(q) for q = 1..255
     assert fractions[0] == 0
     assert fractions[-1] == 1
@@ -131,6 +131,14 @@ def test_the_rounding_of_floats_cannot_matter_to_a_shear() -> None:
             possible = (level + differences >= 0) & (level + differences <= 255)
             assert np.array_equal(values.astype(int)[possible], (level + np.floor(exact))[possible])
     assert nearest >= 1 / 510 - 1e-9
+
+
+def test_every_fraction_is_found_in_its_cell() -> None:
+    fractions, _, cells = augmix._fractions()
+    ends = [np.nextafter(fractions, 0), fractions, np.nextafter(fractions[:-1], 1), np.linspace(0, 1, 100_000)]
+    for f in ends:
+        above = cells[(f * augmix._CELLS).astype(np.int64)]
+        assert np.array_equal(above + (fractions[above] < f), np.searchsorted(fractions, f))
 
 
 @pytest.mark.parametrize(

@@ -20,16 +20,15 @@ from PIL import Image, ImageOps
 from usetta.views import (
     Operation,
     ViewDraw,
+    ViewRandom,
     ViewRecipe,
     apply_view,
     draw_view,
     draw_views,
     make_views,
-    view_generator,
     weak_view,
 )
 from usetta.views.digests import EXPECTED, view_digests
-from usetta.views.recipe import _draw_weights, _uniform
 
 MEAN = np.array([0.48145466, 0.4578275, 0.40821073], np.float32)
 STD = np.array([0.26862954, 0.26130258, 0.27577711], np.float32)
@@ -309,26 +308,33 @@ def test_an_error_in_a_thread_is_an_error(threads: int, monkeypatch: pytest.Monk
         make_views(make_image(8, 8), "a", ViewRecipe(views=9, size=8, augmix=True), threads=threads)
 
 
-def test_a_generator_is_numpys_own_with_the_key_of_the_view() -> None:
+def random_of(seed: int, image_id: str, view: int) -> ViewRandom:
+    random = ViewRandom()
+    random.set_to(seed, image_id, view)
+    return random
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_random_numbers_are_those_of_numpys_generator_with_the_key_of_the_view(ahead: bool) -> None:
+    ours = random_of(-3, "a/b.jpg", 7)
     key = hashlib.blake2b(b"-3\x007\0a/b.jpg", digest_size=16).digest()
-    fresh = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
-    keyed = view_generator(-3, "a/b.jpg", 7)
-    assert repr(keyed.bit_generator.state) == repr(fresh.bit_generator.state)
-    assert np.array_equal(keyed.random(100), fresh.random(100))
+    numpys = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
+    if ahead:
+        ours.read_ahead()
+    for sizes in np.random.default_rng(0).integers(1, 1000, (500, 3)).tolist():
+        for low, high in ((0.0, 1.0), (0.08, 1.0), (math.log(3 / 4), math.log(4 / 3))):
+            assert ours.uniform(low, high) == numpys.uniform(low, high)
+        for n in (*sizes, 1, 9, 3_000_000_000):  # the last takes another try in 3 of 10 cases
+            assert ours.below(n) == numpys.integers(n)
+        if not ahead:
+            weights, m = ours.mixing_weights()
+            assert (list(weights), m) == (numpys.dirichlet((1.0, 1.0, 1.0)).tolist(), numpys.beta(1.0, 1.0))
 
 
 def test_draws_leave_nothing_behind_for_the_next_view() -> None:
     recipe = ViewRecipe(views=60, augmix=True, seed=5)
-    alone = [draw_view(view_generator(5, "x", view), 90, 70, recipe) for view in range(1, 60)]
+    alone = [draw_view(random_of(5, "x", view), 90, 70, recipe) for view in range(1, 60)]
     assert draw_views(90, 70, "x", recipe) == alone
-
-
-def test_short_cuts_draw_the_same_numbers_as_numpy() -> None:
-    ours, numpys = np.random.default_rng(0), np.random.default_rng(0)
-    for _ in range(500):
-        assert _draw_weights(ours).tolist() == numpys.dirichlet((1.0, 1.0, 1.0)).tolist()
-        for low, high in ((0.08, 1.0), (math.log(3 / 4), math.log(4 / 3)), (0.1, 1.0)):
-            assert _uniform(ours, low, high) == numpys.uniform(low, high)
 
 
 def test_global_random_state_is_neither_used_nor_changed():
@@ -351,12 +357,12 @@ def test_the_image_is_left_as_it_was():
 
 
 def test_seed_image_and_view_each_change_the_draws():
-    first = [view_generator(seed, name, view).random() for seed in range(4) for name in "abc" for view in range(5)]
+    first = [random_of(seed, name, view).random() for seed in range(4) for name in "abc" for view in range(5)]
     assert len(set(first)) == 60
     # the three parts cannot run into each other
-    assert view_generator(1, "2", 3).random() != view_generator(1, "23", 3).random()
-    assert view_generator(1, "x", 12).random() != view_generator(11, "x", 2).random()
-    assert 0 <= view_generator(0, "bild_äß\udcff.jpg", 1).random() < 1  # names that are no valid UTF-8 exist
+    assert random_of(1, "2", 3).random() != random_of(1, "23", 3).random()
+    assert random_of(1, "x", 12).random() != random_of(11, "x", 2).random()
+    assert 0 <= random_of(0, "bild_äß\udcff.jpg", 1).random() < 1  # names that are no valid UTF-8 exist
 
 
 def test_augmix_does_not_change_the_crops():
@@ -427,7 +433,7 @@ def test_augmix_draws_are_distributed_as_in_the_paper():
 
 
 def test_drawn_weights_are_float32_values():
-    draw = draw_view(np.random.default_rng(0), 50, 50, ViewRecipe(augmix=True))
+    draw = draw_view(random_of(0, "x", 1), 50, 50, ViewRecipe(augmix=True))
     assert all(float(np.float32(value)) == value for value in (*draw.weights, draw.m))
 
 

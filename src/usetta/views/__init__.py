@@ -5,17 +5,17 @@
 
 from usetta.views.augmix import Operation
 from usetta.views.make import apply_view, make_views, weak_view
-from usetta.views.recipe import MAX_VIEWS, ViewDraw, ViewRecipe, draw_view, draw_views, view_generator
+from usetta.views.recipe import MAX_VIEWS, ViewDraw, ViewRandom, ViewRecipe, draw_view, draw_views
 
 __all__ = [
     "MAX_VIEWS",
     "Operation",
     "ViewDraw",
+    "ViewRandom",
     "ViewRecipe",
     "apply_view",
     "draw_view",
     "draw_views",
     "make_views",
-    "view_generator",
     "weak_view",
 ]

@@ -7,7 +7,6 @@ cheaper than single pixels, and what is left stays with Pillow. An operation tha
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
@@ -20,8 +19,7 @@ Pixels: TypeAlias = NDArray[np.uint8]
 """An image (3, S, S), contiguous: channels lie apart, as models want them."""
 
 
-@dataclass(frozen=True)
-class Operation:
+class Operation(NamedTuple):
     """One drawn step of an AugMix chain."""
 
     name: str
@@ -210,8 +208,10 @@ def lines_of_shears(slopes: Sequence[float], size: int) -> list[ShearedLines | N
     shift = np.array(slopes)[:, None] * (np.arange(size) + 0.5)
     whole = np.floor(shift)
     f = shift - whole
-    fractions, middles = _fractions()
-    above = np.searchsorted(fractions, f)  # 0 if f is 0: then the distance to the fraction "below" is negative
+    fractions, middles, cells = _fractions()
+    above = cells[(f * _CELLS).astype(np.int64)]  # fast `searchsorted`: a cell has at most one fraction
+    above += fractions[above] < f
+    # 0 if f is 0: then the distance to the fraction "below" is negative
     distance = np.minimum(f - fractions[above - 1], fractions[above] - f).min(axis=1)
     columns = whole.astype(np.int64), middles[above - 1], np.floor(shift + 0.5).astype(np.int64)
     return [
@@ -241,12 +241,18 @@ def _sheared(x: Pixels, slope: float, *, vertical: bool) -> Pixels:
     return sheared
 
 
+_CELLS = 1 << 16  # two fractions are at least 1 / (254 · 255) apart
+
+
 @cache
-def _fractions() -> tuple[NDArray[np.float64], NDArray[np.float32]]:
-    """All fractions in 0..1 with denominators up to 255, ascending, and the middles between neighbours."""
+def _fractions() -> tuple[NDArray[np.float64], NDArray[np.float32], NDArray[np.int64]]:
+    """All fractions in 0..1 with denominators up to 255, ascending; the middles between neighbours; for each of
+    `_CELLS` equal parts of 0..1, how many fractions lie before it.
+    """
     p, q = np.arange(256), np.arange(1, 256)[:, None]
     fractions = np.unique((p / q)[p <= q])
-    return fractions, ((fractions[:-1] + fractions[1:]) / 2).astype(np.float32)
+    middles = ((fractions[:-1] + fractions[1:]) / 2).astype(np.float32)
+    return fractions, middles, np.searchsorted(fractions, np.arange(_CELLS + 1) / _CELLS)
 
 
 def _moved(x: Pixels, shifts: NDArray[np.int64], *, vertical: bool) -> Pixels:

@@ -20,9 +20,9 @@ from PIL import Image
 from torch import Tensor
 
 from usetta.views import augmix
-from usetta.views.augmix import Operation, ShearedLines, write_channels
-from usetta.views.make import apply_view, weak_geometry, without_far_ends
-from usetta.views.recipe import ViewDraw, ViewRecipe, draw_view, new_generator, set_to_view
+from usetta.views.augmix import Operation, ShearedLines
+from usetta.views.make import apply_view, far_ends, weak_geometry
+from usetta.views.recipe import ViewDraw, ViewRandom, ViewRecipe, draw_view
 
 _BITS = 22
 _MOST_VALUES = 1 << 26
@@ -41,15 +41,15 @@ class ViewPlan:
     def __init__(
         self, image: Image.Image, image_id: str, recipe: ViewRecipe, *, part: range | None = None, pin: bool = False
     ) -> None:
-        part, rng = range(recipe.views) if part is None else part, new_generator()
+        part, rng = range(recipe.views) if part is None else part, ViewRandom()
         self.recipe = recipe
-        self._image = torch.empty((3, image.height, image.width), dtype=torch.uint8, pin_memory=pin)
-        write_channels(image, self._image.numpy())
-        self._weak = [_weak_taps(image, recipe.size)] if 0 in part else []
+        self._image = torch.empty((image.height, image.width, 3), dtype=torch.uint8, pin_memory=pin)
+        self._image.numpy()[:] = np.asarray(image)
+        self._weak = [_weak_taps(image.width, image.height, recipe.size)] if 0 in part else []
         self._draws: list[ViewDraw] = []
         for view in part:
             if view:
-                set_to_view(rng, recipe.seed, image_id, view)
+                rng.set_to(recipe.seed, image_id, view)
                 self._draws.append(draw_view(rng, image.width, image.height, recipe))
         if self._draws:
             self._strong = _crop_taps(self._draws, recipe.size)
@@ -65,7 +65,7 @@ class ViewPlan:
 
     def make(self, device: torch.device) -> Tensor:
         """The views (N, 3, S, S) on the device."""
-        image = self._image.to(device, non_blocking=True)
+        image = self._image.to(device, non_blocking=True).permute(2, 0, 1)
         weak = [_resized(image, *axes) for axes in self._weak]
         strong = [_resized(image, *self._strong)] if self._draws else []
         if self.recipe.augmix:
@@ -135,32 +135,32 @@ def _crop_taps(draws: Sequence[ViewDraw], size: int) -> tuple[Taps, Taps]:
 
 def _known_taps(sizes: Array, out: int) -> Taps:
     """`taps` of crops of these sizes: the same sizes come again and again."""
-    rows = [_crop_axis(int(size), out) for size in sizes]
-    weights = np.zeros((len(rows), out, max(row.weights.shape[1] for row in rows)), np.int32)
-    for own, row in zip(weights, rows, strict=True):
-        own[:, : row.weights.shape[1]] = row.weights
-    return Taps(np.stack([row.first for row in rows]), weights)
+    rows = [(_taps_of_group(size // _GROUP, out), size % _GROUP) for size in sizes.tolist()]
+    first = np.empty((len(rows), out), np.int64)
+    weights = np.zeros((len(rows), out, max([group.weights.shape[2] for group, _ in rows])), np.int32)
+    for row, (group, place) in enumerate(rows):
+        first[row] = group.first[place]
+        weights[row, :, : group.weights.shape[2]] = group.weights[place]
+    return Taps(first, weights)
 
 
-@lru_cache(maxsize=1024)  # at most 40 MB, for crops of 4000 pixels
-def _crop_axis(size: int, out: int) -> Taps:
-    """One row of `taps`: (S,) and (S, taps)."""
-    first, weights = taps([size], out, bilinear, 1)
-    return Taps(first[0], weights[0])
+_GROUP = 32
 
 
-def _weak_taps(image: Image.Image, size: int) -> tuple[Taps, Taps]:
-    middle = without_far_ends(image)
-    width, height, left, top = weak_geometry(*middle.size, size)
+@lru_cache(maxsize=128)  # at most 136 MB, for crops of 4000 pixels
+def _taps_of_group(number: int, out: int) -> Taps:
+    return taps(np.arange(number * _GROUP, (number + 1) * _GROUP).clip(1), out, bilinear, 1)
+
+
+@lru_cache(maxsize=64)
+def _weak_taps(width: int, height: int, size: int) -> tuple[Taps, Taps]:
+    x, y = far_ends(width, height)
+    across, down, left, top = weak_geometry(width - 2 * x, height - 2 * y, size)
     axes = []
-    for before, whole, after, start in (
-        (image.width, middle.width, width, left),
-        (image.height, middle.height, height, top),
-    ):
-        first, weights = (table[:, start : start + size] for table in taps([whole], after, bicubic, 2))
-        axes.append(Taps(first + (before - whole) // 2, weights))
-    across, down = axes
-    return across, down
+    for whole, end, after, start in ((width, x, across, left), (height, y, down, top)):
+        first, weights = (table[:, start : start + size] for table in taps([whole - 2 * end], after, bicubic, 2))
+        axes.append(Taps(first + end, weights))
+    return axes[0], axes[1]
 
 
 def _resized(image: Tensor, across: Taps, down: Taps) -> Tensor:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from usetta.views.augmix import mix, write_channels
-from usetta.views.recipe import ViewDraw, ViewRecipe, draw_view, new_generator, set_to_view
+from usetta.views.recipe import ViewDraw, ViewRandom, ViewRecipe, draw_view
 
 
 def make_views(
@@ -38,14 +38,14 @@ def make_views(
         pending.put(place)
 
     def work() -> None:
-        rng = new_generator()
+        rng = ViewRandom()
         for place, view in iter(pending.get, None):
             if view == 0:
                 write_channels(weak_view(image, S), pixels[place])
                 if recipe.augmix:
                     pixels[place] /= 255
             else:
-                set_to_view(rng, recipe.seed, image_id, view)
+                rng.set_to(recipe.seed, image_id, view)
                 _apply(image, draw_view(rng, image.width, image.height, recipe), pixels[place])
 
     if threads == 1:
@@ -59,9 +59,10 @@ def make_views(
 
 def weak_view(image: Image.Image, size: int) -> Image.Image:
     """Resize the shorter side to `size` (bicubic) and cut out the central square."""
-    image = without_far_ends(image)
-    width, height, left, top = weak_geometry(image.width, image.height, size)
-    resized = _resize(image, width, height, Image.Resampling.BICUBIC)
+    x, y = far_ends(image.width, image.height)
+    middle = image.crop((x, y, image.width - x, image.height - y)) if x or y else image
+    width, height, left, top = weak_geometry(middle.width, middle.height, size)
+    resized = _resize(middle, width, height, Image.Resampling.BICUBIC)
     return resized.crop((left, top, left + size, top + size))
 
 
@@ -99,12 +100,9 @@ def _resize(image: Image.Image, width: int, height: int, method: Image.Resamplin
     return image.resize((width, image.height), method).resize((width, height), method)
 
 
-def without_far_ends(image: Image.Image, longest: int = 100) -> Image.Image:
-    """Cut an image more than `longest` times as long as wide to its middle.
+def far_ends(width: int, height: int, longest: int = 100) -> tuple[int, int]:
+    """Columns and rows that the weak view cuts off at each end of an image over `longest` times as long as wide.
 
-    The weak view shows only the central square, but resizing the whole of a 1 x 5000 image would take a gigabyte.
+    Only the central square is shown, but resizing the whole of a 1 x 5000 image would take a gigabyte.
     """
-    width, height = image.size
-    x = max(0, width - longest * height) // 2
-    y = max(0, height - longest * width) // 2
-    return image.crop((x, y, width - x, height - y)) if x or y else image
+    return max(0, width - longest * height) // 2, max(0, height - longest * width) // 2

@@ -7,10 +7,10 @@ tested, and applied by other code. Boxes and ranges follow torchvision, which th
 
 import hashlib
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from usetta.views.augmix import OPERATION_NAMES, Operation
 
@@ -22,6 +22,7 @@ _KEY_VERSION = 1  # to be raised when the same recipe gives other views than bef
 _CHAINS = 3
 _MAX_DEPTH = 3
 _CROP_TRIES = 10
+_HALF = 0xFFFFFFFF
 _ZEROS = np.zeros(4, np.uint64)
 
 
@@ -85,64 +86,110 @@ class ViewDraw:
     """AugMix: the part of the plain crop in the view."""
 
 
-def view_generator(seed: int, image_id: str, view: int) -> np.random.Generator:
-    """Return the generator that belongs to one view of one image under one seed."""
-    rng = new_generator()
-    set_to_view(rng, seed, image_id, view)
-    return rng
+class ViewRandom:
+    """Random numbers of views, set to one view after another.
+
+    They are those of numpy's `Generator` on Philox. Single numbers are taken from Philox's words here, because
+    `Generator.integers` takes ten times as long, and because only the words are promised to stay the same in
+    later versions of numpy.
+    """
+
+    def __init__(self) -> None:
+        self._bits = np.random.Philox(key=0)
+        self._generator = np.random.Generator(self._bits)
+        self._word: Callable[[], int] = self._bits.random_raw
+        self._half: int | None = None
+
+    def set_to(self, seed: int, image_id: str, view: int) -> None:
+        """Go to the start of one view; cheaper than a new generator, which asks the system for a seed first."""
+        name = f"{seed}\0{view}\0{image_id}".encode("utf-8", "surrogateescape")
+        key = np.frombuffer(hashlib.blake2b(name, digest_size=16).digest(), "<u8").astype(np.uint64)
+        self._bits.state = {
+            "bit_generator": "Philox",
+            "state": {"counter": _ZEROS, "key": key},
+            "buffer": _ZEROS,
+            "buffer_pos": 4,
+            "has_uint32": 0,
+            "uinteger": 0,
+        }
+        self._word, self._half = self._bits.random_raw, None
+
+    def random(self) -> float:
+        """Draw from 0 ≤ x < 1."""
+        return (self._word() >> 11) * 2.0**-53
+
+    def uniform(self, low: float, high: float) -> float:
+        """Draw from low ≤ x < high."""
+        return low + (high - low) * self.random()
+
+    def below(self, n: int) -> int:
+        """Draw one of 0 .. n-1 (at most 2³²) by Lemire's method, from half a word."""
+        if n == 1:
+            return 0
+        product = self._half_word() * n
+        if product & _HALF < n:  # one more try if the result would be more probable than others
+            while product & _HALF < (1 << 32) % n:
+                product = self._half_word() * n
+        return product >> 32
+
+    def mixing_weights(self) -> tuple[tuple[float, ...], float]:
+        """Draw from Dirichlet(1, 1, 1) and from Beta(1, 1)."""
+        # `Generator.dirichlet` draws the same, but prepares for it ten times as long.
+        first, second, third = self._generator.standard_exponential(_CHAINS).tolist()
+        scale = 1 / (first + second + third)
+        return (first * scale, second * scale, third * scale), self._generator.beta(1.0, 1.0)
+
+    def read_ahead(self) -> None:
+        """Take many words at a time: `mixing_weights` can no longer be called for this view."""
+        self._word = self._words().__next__
+
+    def _words(self) -> Iterator[int]:
+        while True:
+            yield from self._bits.random_raw(24).tolist()
+
+    def _half_word(self) -> int:
+        half = self._half
+        if half is not None:
+            self._half = None
+            return half
+        word = self._word()
+        self._half = word >> 32
+        return word & _HALF
 
 
 def draw_views(width: int, height: int, image_id: str, recipe: ViewRecipe) -> list[ViewDraw]:
     """Return the draws of the strong views 1 .. N-1 of an image of this size."""
-    rng, draws = new_generator(), []
+    rng, draws = ViewRandom(), []
     for view in range(1, recipe.views):
-        set_to_view(rng, recipe.seed, image_id, view)
+        rng.set_to(recipe.seed, image_id, view)
         draws.append(draw_view(rng, width, height, recipe))
     return draws
 
 
-def draw_view(rng: np.random.Generator, width: int, height: int, recipe: ViewRecipe) -> ViewDraw:
+def draw_view(rng: ViewRandom, width: int, height: int, recipe: ViewRecipe) -> ViewDraw:
     """Draw one strong view of an image of this size."""
     box = _draw_box(rng, width, height, recipe)
-    flip = bool(rng.random() < 0.5)
+    flip = rng.random() < 0.5
     if not recipe.augmix:
         return ViewDraw(box, flip)
     # float32 as in the published code, and so that a stored draw gives exactly the same view
-    weights = _draw_weights(rng).astype(np.float32)
-    m = np.float32(rng.beta(1.0, 1.0))
+    weights, m = rng.mixing_weights()
+    first, second, third, m = np.array((*weights, m), np.float32).tolist()
+    rng.read_ahead()
     chains = tuple(_draw_chain(rng, recipe.severity) for _ in range(_CHAINS))
-    return ViewDraw(box, flip, chains, tuple(weights.tolist()), float(m))
+    return ViewDraw(box, flip, chains, (first, second, third), m)
 
 
-def new_generator() -> np.random.Generator:
-    """A generator to be set to a view by `set_to_view`."""
-    return np.random.Generator(np.random.Philox(key=0))
-
-
-def set_to_view(rng: np.random.Generator, seed: int, image_id: str, view: int) -> None:
-    """Set a generator to the start of one view; cheaper than a new one, which asks the system for a seed first."""
-    name = f"{seed}\0{view}\0{image_id}".encode("utf-8", "surrogateescape")
-    key = np.frombuffer(hashlib.blake2b(name, digest_size=16).digest(), "<u8").astype(np.uint64)
-    rng.bit_generator.state = {
-        "bit_generator": "Philox",
-        "state": {"counter": _ZEROS, "key": key},
-        "buffer": _ZEROS,
-        "buffer_pos": 4,
-        "has_uint32": 0,
-        "uinteger": 0,
-    }
-
-
-def _draw_box(rng: np.random.Generator, width: int, height: int, recipe: ViewRecipe) -> tuple[int, int, int, int]:
+def _draw_box(rng: ViewRandom, width: int, height: int, recipe: ViewRecipe) -> tuple[int, int, int, int]:
     """Draw torchvision's RandomResizedCrop: left, top, right, bottom."""
     low, high = recipe.ratio
     for _ in range(_CROP_TRIES):
-        area = width * height * _uniform(rng, *recipe.scale)
-        ratio = math.exp(_uniform(rng, math.log(low), math.log(high)))
+        area = width * height * rng.uniform(*recipe.scale)
+        ratio = math.exp(rng.uniform(math.log(low), math.log(high)))
         w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < w <= width and 0 < h <= height:
-            top = int(rng.integers(0, height - h, endpoint=True))
-            left = int(rng.integers(0, width - w, endpoint=True))
+            top = rng.below(height - h + 1)
+            left = rng.below(width - w + 1)
             return left, top, left + w, top + h
     # No try fitted into this shape: take the largest central crop whose ratio is allowed.
     w, h = width, height
@@ -154,26 +201,14 @@ def _draw_box(rng: np.random.Generator, width: int, height: int, recipe: ViewRec
     return left, top, left + w, top + h
 
 
-def _draw_weights(rng: np.random.Generator) -> NDArray[np.float64]:
-    """Draw from Dirichlet(1, 1, 1), as `rng.dirichlet` does, without its preparation, which takes ten times as long."""
-    parts: NDArray[np.float64] = rng.standard_exponential(_CHAINS)
-    first, second, third = parts.tolist()
-    parts *= 1 / (first + second + third)
-    return parts
-
-
-def _draw_chain(rng: np.random.Generator, severity: float) -> tuple[Operation, ...]:
-    depth = rng.integers(1, _MAX_DEPTH, endpoint=True)
+def _draw_chain(rng: ViewRandom, severity: float) -> tuple[Operation, ...]:
     return tuple(
-        Operation(
-            name=OPERATION_NAMES[rng.integers(len(OPERATION_NAMES))],
-            level=_uniform(rng, 0.1, severity),
-            sign=-1 if rng.random() < 0.5 else 1,
-        )
-        for _ in range(depth)
+        [
+            Operation(
+                OPERATION_NAMES[rng.below(len(OPERATION_NAMES))],
+                0.1 + (severity - 0.1) * rng.random(),
+                -1 if rng.random() < 0.5 else 1,
+            )
+            for _ in range(1 + rng.below(_MAX_DEPTH))
+        ]
     )
-
-
-def _uniform(rng: np.random.Generator, low: float, high: float) -> float:
-    """Draw the number that `rng.uniform` does, which takes three times as long."""
-    return low + (high - low) * rng.random()
