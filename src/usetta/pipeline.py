@@ -355,7 +355,8 @@ class Pipeline:
         kinds = [request.views.key, *([request.part_of.key] if request.part_of else [])]
         if request.settled:  # a stage is a batch of its own, which has other last bits than the same views of a larger
             kinds = [f"{request.views.key}_{stage.start}-{stage.stop}"]
-        return [feature_key(tower.fingerprint, kind, pending.id, pending.digest) for kind in kinds]
+        fingerprint = getattr(tower, "image_fingerprint", None) or tower.fingerprint
+        return [feature_key(fingerprint, kind, pending.id, pending.digest) for kind in kinds]
 
     def _find(self, keys: Iterable[bytes], views: int) -> Tensor | None:
         assert self._cache is not None

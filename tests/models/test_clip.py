@@ -130,6 +130,22 @@ def test_fingerprint_is_of_weights_and_configuration() -> None:
     assert model.to(torch.bfloat16).fingerprint != before
 
 
+def test_the_fingerprint_of_the_image_tower_outlives_a_change_of_the_text_tower() -> None:
+    model = random_model(TINY_VIT, name="a")
+    changed = {
+        "text": {key: value + key.startswith("text_tower.") for key, value in model.state_dict().items()},
+        "images": {key: value + key.startswith("image_tower.") for key, value in model.state_dict().items()},
+    }
+    other_text = CLIP.from_state(TINY_VIT, changed["text"], name="a", logit_scale=50.0)
+    assert other_text.fingerprint != model.fingerprint
+    assert other_text.image_fingerprint == model.image_fingerprint
+    for config, state in ((TINY_VIT, changed["images"]), (replace(TINY_VIT, activation="gelu"), model.state_dict())):
+        other_images = CLIP.from_state(config, state, name="a", logit_scale=model.logit_scale)
+        assert other_images.image_fingerprint != model.image_fingerprint
+    before = model.image_fingerprint
+    assert model.to(torch.bfloat16).image_fingerprint != before
+
+
 def test_half_precision_weights_give_float32_features_and_an_exact_scale(tiny: CLIP) -> None:
     pixels = pixels_for(tiny, 2)
     exact = tiny.encode_images(pixels)

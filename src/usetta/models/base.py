@@ -54,8 +54,9 @@ class TextTower(Protocol):
 class Model(Protocol):
     """A pair of towers: all that every method but TTL needs.
 
-    A model may also offer `encode_crops(pixels)`, a cheaper `encode_images` for strong views (see `encode_views`), and
-    be a `HasLastBlocks`, which TTL needs.
+    A model may also offer `encode_crops(pixels)`, a cheaper `encode_images` for strong views (see `encode_views`),
+    `image_fingerprint`, a hash of the image tower alone, which keeps cached features when only the text tower changes,
+    and be a `HasLastBlocks`, which TTL needs.
     """
 
     name: str

@@ -356,6 +356,11 @@ class CLIP(TwoTowers):
         """The configuration."""
         return repr(self.config)
 
+    def describe_images(self) -> str:
+        """The configuration without that of the text tower."""
+        config = self.config
+        return repr((config.embed_dim, config.vision, config.activation, config.mean, config.std))
+
 
 def random_model(config: CLIPConfig, *, name: str, seed: int = 0) -> CLIP:
     """A CLIP of this architecture with weights drawn from `seed`, for benchmarks and tests; its `is_random` is set.

@@ -49,7 +49,7 @@ class TwoTowers(nn.Module, ABC):
         self.mean = mean
         self.std = std
         self.logit_scale = logit_scale
-        self._fingerprint: str | None = None
+        self._fingerprints: dict[str, str] = {}
 
     @abstractmethod
     def image_features(self, pixels: Tensor) -> Tensor:
@@ -58,6 +58,10 @@ class TwoTowers(nn.Module, ABC):
     @abstractmethod
     def describe(self) -> str:
         """Everything beside the weights that the features depend on."""
+
+    def describe_images(self) -> str:
+        """Everything beside the weights that the features of images depend on."""
+        return self.describe()
 
     @property
     def device(self) -> torch.device:
@@ -109,17 +113,26 @@ class TwoTowers(nn.Module, ABC):
     @property
     def fingerprint(self) -> str:
         """A hash of configuration, precision and weights; the device is not part of it."""
-        if self._fingerprint is None:
-            digest = hashlib.blake2b(f"{self.describe()} {self.logit_scale}".encode(), digest_size=16)
+        return self._hash(f"{self.describe()} {self.logit_scale}", without="")
+
+    @property
+    def image_fingerprint(self) -> str:
+        """The same of what image features depend on, so that they outlive a change of the text tower."""
+        return self._hash(self.describe_images(), without="text_tower.")
+
+    def _hash(self, description: str, *, without: str) -> str:
+        if without not in self._fingerprints:
+            digest = hashlib.blake2b(description.encode(), digest_size=16)
             for key, tensor in sorted(self.state_dict().items()):
-                digest.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
-                digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy())
-            self._fingerprint = digest.hexdigest()
-        return self._fingerprint
+                if not (without and key.startswith(without)):
+                    digest.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
+                    digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy())
+            self._fingerprints[without] = digest.hexdigest()
+        return self._fingerprints[without]
 
     def forget_fingerprint(self) -> None:
         """Compute it anew when it is next read: the weights have changed."""
-        self._fingerprint = None
+        self._fingerprints.clear()
 
     def freeze(self) -> Self:
         """Evaluation mode, and no gradients for the weights."""

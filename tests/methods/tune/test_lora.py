@@ -169,7 +169,7 @@ def test_the_given_features_and_weights_are_left_as_they_were() -> None:
     features, hidden = episode(5, [0])
     kept, fingerprint = features.clone(), MODEL.fingerprint
     first, second = (run(methods.get("ttl"), features, TEXT, SCALE, hidden=hidden).probs for _ in range(2))
-    MODEL._fingerprint = None
+    MODEL.forget_fingerprint()
     assert torch.equal(features, kept)
     assert MODEL.fingerprint == fingerprint
     assert torch.equal(first, second)
