@@ -97,9 +97,10 @@ def test_it_prints_results_and_writes_pages(
         raise AssertionError("the image tower was used")
 
     monkeypatch.setattr(CLIP, "encode_images", never)  # all features are in the cache now
-    again = CliRunner().invoke(app, command)  # the second run replaces the first
-    assert re.sub(r"time: .*", "", again.stdout) == re.sub(r"time: .*", "", first.stdout)
-    assert re.search(r"^time: \d+ s for 6 images, with features from the cache$", again.stdout, re.M)
+    for folder, source in ((out, "answers of the last run"), (tmp_path / "other", "features from the cache")):
+        again = CliRunner().invoke(app, [*command, "--out", str(folder)])
+        assert again.stdout.splitlines()[:-5] == first.stdout.splitlines()[:-5]
+        assert re.search(rf"^time: \d+ s for 6 images, with {source}$", again.stdout, re.M)
 
 
 def test_any_methods_can_be_compared(
@@ -111,6 +112,11 @@ def test_any_methods_can_be_compared(
     assert result.exit_code == 0, result.stderr
     page = (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
     assert re.findall(r"<dt>(.*?)</dt>", page) == ["clip", "r-tpt", "use:steps=2"]
+
+    fewer = CliRunner().invoke(app, [*command[:-1], "3", "--methods", "clip,se"])  # replaces the run
+    assert fewer.exit_code == 0, fewer.stderr
+    with Store(tmp_path / "report" / "run", create=False) as store:
+        assert {row.method: row.views for row in store.rows()} == {"clip": 1, "se": 3}
 
     wrong = CliRunner().invoke(app, [*command, "--methods", "clip,ues"])
     assert wrong.exit_code == 2

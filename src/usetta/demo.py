@@ -23,7 +23,7 @@ from usetta.data import Dataset
 from usetta.data.layouts import imagenet_classes
 from usetta.evaluate.metrics import Interval, accuracy_difference
 from usetta.evaluate.runner import EvalSettings, EvalSummary, evaluate
-from usetta.evaluate.store import FILE, ResultRow, Store
+from usetta.evaluate.store import FILE, ResultRow, Store, StoreError
 from usetta.images import ImageError, open_image
 from usetta.methods.select import keep_count
 from usetta.models import Model, load_model
@@ -157,10 +157,12 @@ def demo_dataset(log: Callable[[str], object]) -> Dataset:
 
 
 def measure(model: Model, dataset: Dataset, methods: Sequence[str], views: int, folder: Path) -> EvalSummary:
-    """Run the methods on the images, in place of the run of an earlier demonstration in `folder`.
+    """Run the methods on the images; a demonstration with other settings in `folder` is replaced.
 
-    Features are kept in the cache, so that it is quick the second time.
+    Answers are kept in `folder` and features in the cache, so that it is quick the second time.
     """
+    settings = EvalSettings(views=ADAPTIVE, adaptive_limit=views)
+    features = cache_dir() / "demo" / "features"
     if (folder / FILE).exists():
         with Store(folder) as store:
             others = store.facts("dataset").keys() - {dataset.name}
@@ -168,9 +170,11 @@ def measure(model: Model, dataset: Dataset, methods: Sequence[str], views: int, 
             raise ValueError(
                 f"{folder} contains a run on {', '.join(sorted(others))}; choose another folder with --out"
             )
+    try:
+        return evaluate(model, [dataset], methods, folder, settings, cache=features)
+    except StoreError:
         (folder / FILE).unlink()
-    settings = EvalSettings(views=ADAPTIVE, adaptive_limit=views)
-    return evaluate(model, [dataset], methods, folder, settings, cache=cache_dir() / "demo" / "features")
+        return evaluate(model, [dataset], methods, folder, settings, cache=features)
 
 
 def read_answers(store: Store, dataset: Dataset, methods: Sequence[str]) -> list[DemoAnswers]:

@@ -68,7 +68,7 @@ def demo(
         as_json=False,
     )
     typer.echo(f"views: {demonstration.mean_views(answers):.1f} per image on average, at most {views}")
-    cached = "" if run.encoded else ", with features from the cache"
+    cached = "" if run.encoded else ", with features from the cache" if run.images else ", with answers of the last run"
     typer.echo(f"time: {time.perf_counter() - started:.0f} s for {len(answers)} images{cached}")
     typer.echo(f"{len(answers)} images are too few to say which method is better.")
     typer.echo(demonstration.measured_results(names))
