@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow
 from pyarrow import parquet
 
+from usetta.data.layouts import imagenet_classes
 from usetta.evaluate.metrics import Interval
 from usetta.evaluate.store import ResultRow, Store
 from usetta.prompts import TEMPLATES
@@ -218,6 +219,11 @@ COMBINED = """## Combinations and ablations on ImageNet
 A method and another readout (`tpt+se`), or a method with another setting.
 """
 
+FAILURES = """## Where SE helps, and where it hurts
+
+SE changes an answer mostly where zero-shot is not confident:
+"""
+
 ENSEMBLE = """## ImageNet with an ensemble of {count} templates
 
 The class features are means over the paper's {count} templates.
@@ -269,6 +275,34 @@ def dataset_table(results: dict[str, MethodResults]) -> str:
     return table(("method", "right, %", "gain (95 % interval)", "ECE, %", "p", "won / lost"), rows)
 
 
+def by_confidence(store: Store, method: str) -> str:
+    """How often zero-shot and a method are right, by how confident zero-shot is."""
+    where = {"dataset": IMAGENET, "seed": 0}
+    columns = store.columns(("image", "confidence"), where | {"method": "clip"})
+    confidence = dict(zip(columns["image"], columns["confidence"], strict=True))
+    zero_shot, ours = (_right(store, IMAGENET, 0, name) for name in ("clip", method))
+    rows = []
+    for low in range(0, 100, 20):
+        images = [image for image in ours if low <= 100 * confidence[image] < low + 20 + (low == 80)]
+        right = [sum(one[image] for image in images) for one in (zero_shot, ours)]
+        rows.append([f"{low} to {low + 20} %", str(len(images)), *map(str, right), f"{right[1] - right[0]:+d}"])
+    return table(("zero-shot is confident by", "images", "zero-shot right", f"{method} right", "difference"), rows)
+
+
+def lost_images(store: Store, method: str) -> str:
+    """What the method answers where only zero-shot is right."""
+    names = [one.name for one in imagenet_classes()]
+    zero_shot, ours = (_right(store, IMAGENET, 0, name) for name in ("clip", method))
+    where = {"dataset": IMAGENET, "seed": 0, "method": method}
+    columns = store.columns(("image", "label", "prediction"), where)
+    lost = [
+        f"{names[label]} → {names[answer]}"
+        for image, label, answer in zip(*columns.values(), strict=True)
+        if zero_shot[image] and not ours[image]
+    ]
+    return f"The {len(lost)} images that `{method}` loses (class → answer): {', '.join(lost)}.\n"
+
+
 def readme_table(results: dict[str, MethodResults]) -> str:
     """The table near the top of the README."""
     rows = []
@@ -296,6 +330,7 @@ def write(root: Path) -> None:
     """Write all pages below `root`, which has the old ones."""
     with opened("imagenet") as (store, facts):
         results, said = measured(store)[IMAGENET], about(store, facts)
+        confidence = [by_confidence(store, "se"), lost_images(store, "se")]
     drawn = {name: {"ImageNet": results[name].gain} for name in IN_FIGURE if name in results}
     plain = [name for name in results if "+" not in name and ":" not in name]
     combined = [name for name in results if name not in plain]
@@ -313,7 +348,7 @@ def write(root: Path) -> None:
                 title = facts_of_dataset["dataset"][dataset]["title"]
                 parts.append(f"## {title}, {by_method['clip'].images} images, AugMix\n")
                 parts.append(dataset_table(by_method))
-    parts.append((ROWS / "failures.md").read_text(encoding="utf-8"))
+    parts += [FAILURES, *confidence, (ROWS / "failures.md").read_text(encoding="utf-8")]
     (root / "docs" / "results.md").write_text("\n".join(parts), encoding="utf-8")
     figures.gains(drawn).savefig(root / "docs" / "images" / "results.png", dpi=style.DPI, metadata={"Software": None})
     readme = root / "README.md"
