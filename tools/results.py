@@ -252,9 +252,9 @@ def holds(results: dict[str, MethodResults]) -> Iterator[str]:
     worse = [name for name, one in known.items() if one.gain.high < 0]
     unclear = [name for name in known if name not in better + worse]
     for names, text in (
-        (better, "Better than zero-shot, beyond chance"),
-        (worse, "Worse than zero-shot, beyond chance"),
-        (unclear, "No clear difference from zero-shot (the interval contains 0)"),
+        (better, "The interval of the gain lies above 0"),
+        (worse, "It lies below 0"),
+        (unclear, "It contains 0, so that nothing can be concluded"),
     ):
         yield f"- {text}: {', '.join(f'`{name}`' for name in names) or 'none'}."
     apart = [
