@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick test-pillow browser lint format bench docs dist clean
+.PHONY: help setup demo test quick test-pillow browser lint format bench results docs dist clean
 
 help:
 	@echo "make demo    classify real images and write demo-report/index.html and report.html"
@@ -14,6 +14,7 @@ help:
 	@echo "make lint    ruff, mypy, layers        make format  let ruff rewrite"
 	@echo "make test-pillow  the tests of views with three versions of Pillow"
 	@echo "make bench   speed and memory         make docs    build the documentation in site/"
+	@echo "make results the page of results and the README's table, from the rows in results"
 	@echo "make dist REPOSITORY=https://...      build and check the packages for an upload in dist/"
 	@echo "make setup   only the environment     make clean   remove it"
 
@@ -83,6 +84,9 @@ bench: setup $(VENV)/.test
 	$(BIN)/python -m benchmarks.scaling
 	$(BIN)/python -m benchmarks.launches
 	$(BIN)/python -m benchmarks.views
+
+results: $(VENV)/.test
+	$(BIN)/python tools/results.py
 
 docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict

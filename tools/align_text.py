@@ -26,7 +26,6 @@ import argparse
 import gzip
 import json
 import math
-import os
 import random
 import re
 import time
@@ -522,11 +521,10 @@ def write_config(options: argparse.Namespace, paths: list[Path], scale: float, t
 
 def main() -> None:
     """Train, quantise, check, write."""
-    shared = Path(os.environ.get("USETTA_SHARED", "../shared"))
     package = Path(__file__).resolve().parent.parent / "src" / "usetta" / "models"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--material", type=Path, default=shared / "align", help="the cached features")
-    parser.add_argument("--imagenet-manifest", type=Path, default=shared / "data" / "imagenet1000" / "manifest.json",
+    parser.add_argument("--material", type=Path, required=True, help="folder of the cached features")
+    parser.add_argument("--imagenet-manifest", type=Path, required=True,
                         help="read for ImageNet's class names in ILSVRC order, nothing else")  # fmt: skip
     parser.add_argument("--minilm", type=Path, required=True, help="folder of the MiniLM-L6 sentence encoder")
     parser.add_argument("--merges", type=Path, default=package / "clip_merges.txt.gz", help="CLIP's merges, gzipped")

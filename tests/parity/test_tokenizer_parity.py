@@ -80,8 +80,8 @@ def assert_equal(texts: list[str]) -> None:
 
 @pytest.mark.slow
 def test_generated_strings() -> None:
-    texts = list(dict.fromkeys([*NAMES, *PIECES, *(f"a photo of a {name}." for name in NAMES), *generated(11_000)]))
-    assert len(texts) >= 10_000
+    texts = list(dict.fromkeys([*NAMES, *PIECES, *(f"a photo of a {name}." for name in NAMES), *generated(4_000)]))
+    assert len(texts) >= 3_000
     assert_equal(texts)
 
 
@@ -89,7 +89,7 @@ def test_generated_strings() -> None:
 def test_class_names_of_the_datasets(real_images: Path, reference_files: Path) -> None:
     names = class_names(real_images, reference_files)
     assert names
-    assert_equal([f"a photo of a {name.replace('_', ' ')}." for name in names])
+    assert_equal([f"a photo of a {name.replace('_', ' ')}." for name in names[::4]])
 
 
 def test_merges_are_openais() -> None:

@@ -73,6 +73,7 @@ def probabilities(tower: CLIP, method: str = "se", **settings: Any) -> Any:
     return classifier.predict_proba(IMAGES, progress=False)
 
 
+@cache
 def answers(device: str, reward_device: str, augmix: bool) -> dict[str, list[Any]]:
     """Of all methods, from one encoding of the views."""
     tower, judge = model(device), model(reward_device, 1)
@@ -212,7 +213,7 @@ def precisions(folder: Path) -> dict[str, Any]:
 def eval_runs(folder: Path) -> dict[str, Any]:
     """`usetta eval` without a cache, with a new one and with a full one, and with a reward model on another GPU."""
     dataset = make_dataset(folder / "images", 6)
-    names, settings = ["clip", "se", "use", "sts", "rlcf"], EvalSettings(views=VIEWS)
+    names, settings = ["clip", "use", "sts", "rlcf"], EvalSettings(views=VIEWS)
     run = partial(evaluate, datasets=[dataset], methods=names, settings=settings, progress=False)
     run(model(), out=folder / "cpu", reward_model=model(seed=1))
     expected = content(folder / "cpu").rows
