@@ -31,6 +31,7 @@ from usetta.images import SOURCES, ImageError, ImageSource, is_web_address
 from usetta.methods.recipe import Recipe, Result
 from usetta.methods.select import tuned_views
 from usetta.models import Model, load_model
+from usetta.models.base import view_recipe
 from usetta.models.devices import device_of
 from usetta.pipeline import ImageRequest, Pipeline
 from usetta.prediction import Comparison, Explanation, ImageOrigin, Prediction
@@ -190,7 +191,7 @@ class Classifier:
         reward = None if reward_model is None else load(reward_model, beside)
         self._head = TextHead(classes, self.model, templates, context, reward)
         self._head.check(self.recipe, most)
-        self._views = ViewRecipe(views=most, size=self.model.image_size, augmix=augmix, seed=seed)
+        self._views = view_recipe(self.model, most, augmix=augmix, seed=seed)
         self._adaptive = views == ADAPTIVE
         self._max_pixels = max_pixels
         features = None if cache is None else FeatureCache(Path(cache).expanduser())

@@ -2,8 +2,8 @@
 
 A checkpoint is accepted whole or not at all: every tensor must be there, fit and be finite, and no tensor may be left
 over. The activation and the number of heads are not in the tensors, so they come from the file beside the weights, the
-architecture's entry in `config.ARCHITECTURES`, the published name or the caller. If these disagree, or none of them
-says, that is an error, because the wrong choice gives plausible and slightly worse answers.
+architecture's entry in `config.ARCHITECTURES` or the published name. If these disagree, or none of them says, that is
+an error, because the wrong choice gives plausible and slightly worse answers. Only the caller may overrule them.
 """
 
 import json
@@ -17,19 +17,26 @@ from torch import Tensor
 
 from usetta.models.base import ModelError
 from usetta.models.clip import CLIP
-from usetta.models.config import ARCHITECTURES, Activation, CLIPConfig, ResNetConfig, TextConfig, ViTConfig
+from usetta.models.config import (
+    ARCHITECTURES,
+    Activation,
+    CLIPConfig,
+    ResNetConfig,
+    TextConfig,
+    ViTConfig,
+    activation_of_name,
+)
 from usetta.models.layouts import (
     LOGIT_SCALE,
     Layout,
-    Sidecar,
     State,
     detect,
     missing_and_surplus,
     own_shape,
-    read_sidecar,
     to_foreign,
     to_own,
 )
+from usetta.models.sidecar import Sidecar, read_sidecar
 from usetta.models.state_files import is_torchscript, read_state, scripted_activation
 from usetta.models.tokenizer import CLIPTokenizer, default_tokenizer
 
@@ -45,7 +52,7 @@ def load_checkpoint(
     """The model in `path`.
 
     architecture: the entry of `ARCHITECTURES` it must have; by default it is inferred.
-    activation: what the caller knows about it. It must agree with whatever else is known.
+    activation: the caller's, whatever the file beside the weights and their name say.
     published_as: the id under which the file was published, which may imply the activation; by default its file name.
     """
     state = read_state(path)
@@ -54,9 +61,8 @@ def load_checkpoint(
     config = ARCHITECTURES[architecture] if architecture else infer_sizes(state, layout, str(path))
     keys = _check(state, config, layout, path, architecture)
     config = _with_heads(_without_heads(config), beside, path)
-    config = replace(config, activation=_resolve_activation(path, activation, beside, published_as or path.name))
-    if beside:
-        config = replace(config, mean=beside.mean or config.mean, std=beside.std or config.std)
+    activation = activation or _find_activation(path, beside, published_as or path.name)
+    config = replace(config, activation=activation, **(beside.preprocessing if beside else {}))
     vocabulary = path.with_name("tokenizer.json")
     tokenizer = CLIPTokenizer.from_json(vocabulary) if vocabulary.is_file() else default_tokenizer()
     if tokenizer.vocab_size > config.text.vocab_size:
@@ -137,32 +143,27 @@ def _describe(config: CLIPConfig) -> str:
     )
 
 
-def _resolve_activation(path: Path, given: Activation | None, beside: Sidecar | None, published_as: str) -> Activation:
-    """The one activation that all sources agree on."""
+def _find_activation(path: Path, beside: Sidecar | None, published_as: str) -> Activation:
+    """The one activation that all sources agree on; else what the file beside means by saying nothing."""
     sources: dict[str, Activation | None] = {
-        "the caller": given,
         beside.path.name if beside else "": beside.activation if beside else None,
         "the code in the file": scripted_activation(path) if is_torchscript(path) else None,
         f"the name {published_as}": activation_of_name(published_as),
     }
     stated = {source: value for source, value in sources.items() if value}
     if not stated:
+        if beside and beside.default_activation:
+            return beside.default_activation
         raise ModelError(
             f"the activation of {path} is unknown: pass activation='quick_gelu' for weights from OpenAI (and other "
             "QuickGELU models) or activation='gelu' for weights from LAION and DataComp"
         )
     if len(set(stated.values())) > 1:
         listed = ", ".join(f"{source} says {value}" for source, value in stated.items())
-        raise ModelError(f"the activation of {path} is contradictory: {listed}")
+        raise ModelError(
+            f"the activation of {path} is contradictory: {listed}; pass activation='quick_gelu' or 'gelu' to decide"
+        )
     return next(iter(stated.values()))
-
-
-def activation_of_name(name: str) -> Activation | None:
-    """What a published name implies: OpenAI trained with QuickGELU, LAION and DataComp with GELU unless it says so."""
-    lowered = name.lower()
-    if "quickgelu" in lowered or "quick_gelu" in lowered or "openai" in lowered:
-        return "quick_gelu"
-    return "gelu" if "laion" in lowered or "datacomp" in lowered else None
 
 
 def _check(state: State, config: CLIPConfig, layout: Layout, path: Path, architecture: str | None) -> list[str]:
@@ -238,7 +239,12 @@ def save_model(model: CLIP, folder: Path) -> Path:
                 "layers": text.layers,
             },
         },
-        "preprocess_cfg": {"mean": config.mean, "std": config.std},
+        "preprocess_cfg": {
+            "mean": config.mean,
+            "std": config.std,
+            "interpolation": config.interpolation,
+            "resize_mode": config.resize_mode,
+        },
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "open_clip_config.json").write_text(json.dumps(described, indent=2), encoding="utf-8")

@@ -280,6 +280,7 @@ class CLIP(TwoTowers):
         )
         self.config = config
         self.is_random = is_random
+        self.resize_mode, self.interpolation = config.resize_mode, config.interpolation
         self.register_module("int8_blocks", None)
         self.image_tower = (
             VisionTransformer(config, config.vision)

@@ -133,7 +133,7 @@ def load_model(
 
     name: a name of `list_models`, a hub id (`org/repo`, or `org/repo@revision`), or a path of a file or folder.
     weights: a local file with weights for the named architecture, or "random" for meaningless ones drawn from `seed`.
-    activation: "quick_gelu" or "gelu", where neither a configuration beside the weights nor their name says.
+    activation: "quick_gelu" or "gelu", to overrule the configuration beside the weights, or where nothing says.
     device: "auto" (CUDA, else MPS, else CPU) or a device of torch.
     precision: of the image tower: fp32, bf16, fp16 (on a GPU), int8 (on a CPU), or "auto", the fastest that agrees with
         fp32 (see `precision.resolve_precision`).
@@ -249,7 +249,7 @@ def _companions(file: str) -> tuple[str, ...]:
 
 
 def _is_siglip(config: Path) -> bool:
-    from usetta.models.layouts import read_json
+    from usetta.models.sidecar import read_json
 
     return config.is_file() and str(read_json(config).get("model_type")).startswith("siglip")
 
@@ -269,12 +269,10 @@ def _is_hub_id(name: str) -> bool:
 # --- the models of this package --------------------------------------------------------------------------------------
 
 
-def published_clip(
-    name: str, repo: str, description: str, *, file: str = _OPEN_CLIP_FILE, activation: Activation = "quick_gelu"
-) -> ModelEntry:
+def published_clip(name: str, repo: str, description: str, *, file: str = _OPEN_CLIP_FILE) -> ModelEntry:
     """A CLIP of the architecture `name`, published in `file` of a hub repository."""
     return ModelEntry(
-        partial(_load_published, name, repo, file, activation),
+        partial(_load_published, name, repo, file),
         architecture=name,
         source=repo,
         description=description,
@@ -282,7 +280,7 @@ def published_clip(
     )
 
 
-def _load_published(name: str, repo: str, file: str, activation: Activation, options: LoadOptions) -> Model:
+def _load_published(name: str, repo: str, file: str, options: LoadOptions) -> Model:
     from usetta.models.checkpoints import load_checkpoint
     from usetta.models.hub import NotInCacheError, download, download_optional
 
@@ -291,9 +289,7 @@ def _load_published(name: str, repo: str, file: str, activation: Activation, opt
         # It only confirms what is known here of these weights, so they can be used without it.
         with suppress(NotInCacheError):
             download_optional(repo, companion, cache_dir=options.cache_dir, offline=options.offline)
-    model = load_checkpoint(
-        path, name=name, architecture=name, activation=options.activation or activation, published_as=repo
-    )
+    model = load_checkpoint(path, name=name, architecture=name, activation=options.activation, published_as=repo)
     return model.to(options.device)
 
 
