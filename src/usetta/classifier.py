@@ -33,6 +33,7 @@ from usetta.methods.select import tuned_views
 from usetta.models import Model, load_model
 from usetta.models.base import view_recipe
 from usetta.models.devices import device_of
+from usetta.models.objects import as_model
 from usetta.pipeline import ImageRequest, Pipeline
 from usetta.prediction import Comparison, Explanation, ImageOrigin, Prediction
 from usetta.progress import track
@@ -140,8 +141,10 @@ class TextHead:
 class Classifier:
     """Classifies images into `classes`, with the conventions of scikit-learn where they fit.
 
-    `model` is a name (see `usetta.list_models`), a weights file or a loaded model. A name is loaded to `device` in
-    `precision`, "auto" being the fastest that agrees with fp32 on this machine; a loaded model stays as it is. `method`
+    `model` is a name (see `usetta.list_models`), a weights file or a loaded model: of this package, of open_clip as
+    `(model, preprocess, tokenizer)`, or CLIP or SigLIP of transformers as `(model, processor)`. A name is loaded to
+    `device` in `precision`, "auto" being the fastest that agrees with fp32 on this machine; a loaded model stays as it
+    is. `method`
     is a name (see `usetta.methods`, also for `tpt+se` and `use:steps=2`) or a recipe. `views` counts the weak view;
     "adaptive" means up to 64, but fewer where they leave no doubt (see `usetta.adaptive`). `augmix` adds AugMix to the
     strong views, as the paper does on fine-grained datasets. `templates` holds one or more texts with `{}` for the
@@ -157,12 +160,12 @@ class Classifier:
     def __init__(
         self,
         classes: Sequence[str],
-        model: str | Model = "auto",
+        model: str | Model | object = "auto",
         method: str | Recipe = "se",
         *,
         templates: str | Sequence[str] = DEFAULT_TEMPLATE,
         context: torch.Tensor | str | os.PathLike[str] | None = None,
-        reward_model: str | Model | None = None,
+        reward_model: str | Model | object | None = None,
         views: Views = ADAPTIVE,
         augmix: bool = False,
         seed: int = 0,
@@ -179,8 +182,10 @@ class Classifier:
         most = most_views(views)
         self.recipe = methods.get(method)
 
-        def load(name: str | Model, device: str) -> Model:
-            return load_model(name, device=device, precision=precision) if isinstance(name, str) else name
+        def load(given: object, device: str) -> Model:
+            if isinstance(given, str | os.PathLike):
+                return load_model(str(given), device=device, precision=precision)
+            return as_model(given)
 
         self.model = load(model, device)
         self.classes = tuple(classes)

@@ -159,7 +159,7 @@ def test_preprocessing_of_transformers(
         (lambda s: s["visual.proj"].fill_(float("nan")), r"NaN or infinite values in visual\.proj"),
         (lambda s: s["visual.proj"].view(-1)[3].fill_(float("inf")), r"NaN or infinite values in visual\.proj"),
         (lambda s: s.pop("visual.class_embedding"), r"does not contain visual\.attnpool\.positional_embedding"),
-        (lambda s: s.update({"visual.trunk.x": torch.ones(1)}), r"timm image encoder .* not supported; for SigLIP"),
+        (lambda s: s.update({"visual.trunk.x": torch.ones(1)}), r"timm image encoder .* use usetta\.from_open_clip"),
         (lambda s: s.pop("token_embedding.weight"), "is not a CLIP model in OpenAI, open_clip or transformers layout"),
     ],
 )

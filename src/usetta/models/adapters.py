@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from usetta.models.base import ModelError
-from usetta.models.sidecar import Preprocessing, read_json, read_processor
+from usetta.models.sidecar import Preprocessing, processor_settings, read_json, read_processor
 from usetta.models.towers import TwoTowers
 
 SIGLIP_FILES = (
@@ -132,7 +132,8 @@ def load_siglip(folder: Path, *, name: str) -> Siglip:
         raise ModelError(f"the weights of {name} in {folder} cannot be loaded ({_first_line(error)})") from None
     model, info = loaded
     _check(model, info, name)
-    preprocessing = read_processor(folder / "preprocessor_config.json", model.config.vision_config.image_size)
+    source = folder / "preprocessor_config.json"
+    preprocessing = processor_settings(source, read_processor(folder), model.config.vision_config.image_size)
     return Siglip(model.float(), tokenizer, name=name, preprocessing=preprocessing)
 
 

@@ -58,16 +58,44 @@ def load_checkpoint(
     state = read_state(path)
     layout = detect(state, str(path))
     beside = read_sidecar(path.parent, layout)
-    config = ARCHITECTURES[architecture] if architecture else infer_sizes(state, layout, str(path))
-    keys = _check(state, config, layout, path, architecture)
-    config = _with_heads(_without_heads(config), beside, path)
+    config, keys = _fitting(state, layout, beside, str(path), architecture)
     activation = activation or _find_activation(path, beside, published_as or path.name)
     config = replace(config, activation=activation, **(beside.preprocessing if beside else {}))
     vocabulary = path.with_name("tokenizer.json")
     tokenizer = CLIPTokenizer.from_json(vocabulary) if vocabulary.is_file() else default_tokenizer()
+    return _build(state, layout, keys, config, tokenizer, str(path), name)
+
+
+def clip_from_state(state: State, beside: Sidecar, tokenizer: CLIPTokenizer, *, name: str) -> CLIP:
+    """The model with the weights of `state`, which are copied, and the settings that `beside` states."""
+    layout = detect(state, name)
+    config, keys = _fitting(state, layout, beside, name, None)
+    config = replace(config, activation=beside.activation or config.activation, **beside.preprocessing)
+    copied = {key: tensor.detach().clone() for key, tensor in state.items()}
+    return _build(copied, layout, keys, config, tokenizer, name, name)
+
+
+def _fitting(
+    state: State, layout: Layout, beside: Sidecar | None, source: str, architecture: str | None
+) -> tuple[CLIPConfig, list[str]]:
+    """The architecture of `state`, which fills it, and our keys."""
+    config = ARCHITECTURES[architecture] if architecture else infer_sizes(state, layout, source)
+    keys = _check(state, config, layout, source, architecture)
+    return _with_heads(_without_heads(config), beside, source), keys
+
+
+def _build(
+    state: State,
+    layout: Layout,
+    keys: list[str],
+    config: CLIPConfig,
+    tokenizer: CLIPTokenizer,
+    source: str,
+    name: str,
+) -> CLIP:
     if tokenizer.vocab_size > config.text.vocab_size:
         raise ModelError(
-            f"{path} has embeddings for {config.text.vocab_size} tokens, but its tokenizer has {tokenizer.vocab_size}"
+            f"{source} has embeddings for {config.text.vocab_size} tokens, but its tokenizer has {tokenizer.vocab_size}"
         )
     scale = math.exp(float(state[LOGIT_SCALE]))
     return CLIP.from_state(config, to_own(state, keys, layout), name=name, logit_scale=scale, tokenizer=tokenizer)
@@ -106,7 +134,7 @@ def infer_sizes(state: State, layout: Layout, source: str) -> CLIPConfig:
     return CLIPConfig(shape("text_tower.projection")[1], vision, text)
 
 
-def _with_heads(config: CLIPConfig, beside: Sidecar | None, path: Path) -> CLIPConfig:
+def _with_heads(config: CLIPConfig, beside: Sidecar | None, source: str) -> CLIPConfig:
     """The same architecture with its numbers of heads, from the table of architectures or the file beside it."""
     known = next((known for known in ARCHITECTURES.values() if _without_heads(known) == config), None)
     if beside and beside.vision_heads and beside.text_heads:
@@ -120,7 +148,7 @@ def _with_heads(config: CLIPConfig, beside: Sidecar | None, path: Path) -> CLIPC
         return stated
     if known is None:
         raise ModelError(
-            f"{path} has an unknown architecture ({_describe(config)}), so its number of attention heads is "
+            f"{source} has an unknown architecture ({_describe(config)}), so its number of attention heads is "
             "unknown; put the published open_clip_config.json or config.json beside it"
         )
     return known
@@ -166,7 +194,7 @@ def _find_activation(path: Path, beside: Sidecar | None, published_as: str) -> A
     return next(iter(stated.values()))
 
 
-def _check(state: State, config: CLIPConfig, layout: Layout, path: Path, architecture: str | None) -> list[str]:
+def _check(state: State, config: CLIPConfig, layout: Layout, source: str, architecture: str | None) -> list[str]:
     """Our keys, once `state` is known to fill them all with finite tensors of the right shape."""
     with torch.device("meta"):
         expected = {key: tuple(tensor.shape) for key, tensor in CLIP(config, name="").state_dict().items()}
@@ -179,11 +207,11 @@ def _check(state: State, config: CLIPConfig, layout: Layout, path: Path, archite
     if problems:
         wanted = architecture or _describe(config)
         raise ModelError(
-            f"{path} does not fit {wanted}{_looks_like(state, layout, architecture)}; {'; '.join(problems)}"
+            f"{source} does not fit {wanted}{_looks_like(state, layout, architecture)}; {'; '.join(problems)}"
         )
     infinite = [key for key, tensor in state.items() if not _finite(tensor)]
     if infinite:
-        raise ModelError(f"{path} has NaN or infinite values in {_first_few(infinite)}")
+        raise ModelError(f"{source} has NaN or infinite values in {_first_few(infinite)}")
     return list(expected)
 
 

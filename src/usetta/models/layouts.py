@@ -95,7 +95,8 @@ def detect(state: Mapping[str, Tensor], source: str) -> Layout:
     if any(key.startswith("visual.trunk.") for key in state):
         raise ModelError(
             f"{source} contains an open_clip model with a timm image encoder (keys visual.trunk.*), which is not "
-            "supported; for SigLIP use the transformers weights, such as google/siglip-base-patch16-224"
+            "supported as a file: use usetta.from_open_clip or the id of its hub repository; for SigLIP also the "
+            "transformers weights, such as google/siglip-base-patch16-224"
         )
     if any(key.startswith("vision_model.") for key in state) and any(key.startswith("text_model.") for key in state):
         return "transformers"

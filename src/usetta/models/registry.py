@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from usetta.models.adapters import Siglip
     from usetta.models.clip import CLIP
+    from usetta.models.towers import TwoTowers
 
 PREFERRED = "ViT-B-16"
 """What `auto` is, where its weights can be had."""
@@ -200,12 +201,14 @@ def _random(name: str, activation: Activation | None, seed: int) -> "CLIP":
 # --- files and folders, and the hub ----------------------------------------------------------------------------------
 
 
-def _from_path(path: Path, activation: Activation | None, architecture: str | None = None) -> "CLIP | Siglip":
+def _from_path(path: Path, activation: Activation | None, architecture: str | None = None) -> "TwoTowers":
     from usetta.models.checkpoints import load_checkpoint
 
     if path.is_dir():
         if architecture is None and _is_siglip(path / "config.json"):
             return _siglip(path, path.name)
+        if architecture is None and _needs_open_clip(path / "open_clip_config.json"):
+            return _by_open_clip(f"local-dir:{path.resolve()}", path.name)
         files = [path / file for file in _WEIGHT_FILES if (path / file).is_file()]
         if not files:
             raise ModelError(f"{path} contains no weights, that is none of {', '.join(_WEIGHT_FILES)}")
@@ -213,7 +216,7 @@ def _from_path(path: Path, activation: Activation | None, architecture: str | No
     return load_checkpoint(path, name=architecture or path.stem, architecture=architecture, activation=activation)
 
 
-def _from_hub(name: str, options: LoadOptions) -> "CLIP | Siglip":
+def _from_hub(name: str, options: LoadOptions) -> "TwoTowers":
     from usetta.models.checkpoints import load_checkpoint
     from usetta.models.hub import download_optional
 
@@ -231,6 +234,15 @@ def _from_hub(name: str, options: LoadOptions) -> "CLIP | Siglip":
         for file in SIGLIP_FILES:
             optional(file)
         return _siglip(config.parent, name)
+    config = optional("open_clip_config.json")
+    if config and _needs_open_clip(config):
+        if revision or options.offline:
+            raise ModelError(
+                f"{repo} is loaded by open_clip, which takes the newest revision: leave out '@{revision}'"
+                if revision
+                else f"{repo} is loaded by open_clip: to keep it from the network, set HF_HUB_OFFLINE=1"
+            )
+        return _by_open_clip(f"hf-hub:{repo}", name, options.cache_dir)
     for file in _WEIGHT_FILES:
         path = optional(file)
         if path:
@@ -252,6 +264,25 @@ def _is_siglip(config: Path) -> bool:
     from usetta.models.sidecar import read_json
 
     return config.is_file() and str(read_json(config).get("model_type")).startswith("siglip")
+
+
+def _needs_open_clip(config: Path) -> bool:
+    """Whether one of the towers is not CLIP's, by open_clip's configuration."""
+    from usetta.models.sidecar import read_json
+
+    model = read_json(config).get("model_cfg") if config.is_file() else None
+    if not isinstance(model, dict):
+        return False
+    vision, text = model.get("vision_cfg") or {}, model.get("text_cfg") or {}
+    return bool(vision.get("timm_model_name") or text.get("hf_model_name") or model.get("custom_text"))
+
+
+def _by_open_clip(location: str, name: str, cache_dir: Path | None = None) -> "TwoTowers":
+    from usetta.models.objects import from_open_clip
+
+    model = from_open_clip(location, device="cpu", precision="fp32", cache_dir=cache_dir)
+    model.name = name
+    return model
 
 
 def _siglip(folder: Path, name: str) -> "Siglip":

@@ -62,7 +62,9 @@ def read_sidecar(folder: Path, layout: Layout) -> Sidecar | None:
     try:
         if layout == "openai":
             return _from_open_clip(path, config)
-        return _from_transformers(path, config) if config.get("model_type") == "clip" else None
+        if config.get("model_type") != "clip":
+            return None
+        return sidecar_of_transformers(path, config, read_processor(folder))
     except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
         raise ModelError(f"{path} is not the configuration of a CLIP model ({error!r})") from None
 
@@ -123,7 +125,8 @@ def _open_clip_preprocessing(path: Path, config: Mapping[str, Any], image_size: 
 # --- transformers ----------------------------------------------------------------------------------------------------
 
 
-def _from_transformers(path: Path, config: dict[str, Any]) -> Sidecar:
+def sidecar_of_transformers(path: Path, config: dict[str, Any], processor: Mapping[str, Any]) -> Sidecar:
+    """What transformers' configurations of a CLIP and of its image processor say; `path` names them in errors."""
     vision, text = config["vision_config"], config["text_config"]
     activations = {part.get("hidden_act", "quick_gelu") for part in (vision, text)}
     if not activations <= {"quick_gelu", "gelu"} or len(activations) > 1:
@@ -136,17 +139,20 @@ def _from_transformers(path: Path, config: dict[str, Any]) -> Sidecar:
         activation=activations.pop(),
         vision_heads=vision.get("num_attention_heads", 12),
         text_heads=text.get("num_attention_heads", 8),
-        preprocessing=read_processor(path.with_name("preprocessor_config.json"), vision.get("image_size", 224)),
+        preprocessing=processor_settings(
+            path.with_name("preprocessor_config.json"), processor, vision.get("image_size", 224)
+        ),
     )
 
 
-def read_processor(path: Path, image_size: int) -> Preprocessing:
-    """What transformers' image processor would do, from its `preprocessor_config.json`, if there is one."""
-    return processor_settings(path, read_json(path), image_size) if path.is_file() else {}
+def read_processor(folder: Path) -> dict[str, Any]:
+    """The configuration of transformers' image processor, empty if there is none."""
+    path = folder / "preprocessor_config.json"
+    return read_json(path) if path.is_file() else {}
 
 
 def processor_settings(source: Path | str, config: Mapping[str, Any], image_size: int) -> Preprocessing:
-    """The same from the settings themselves; `source` names them in errors."""
+    """What transformers' image processor with this configuration does; `source` names it in errors."""
     settings = _statistics(config.get("image_mean"), config.get("image_std"))
     if config.get("do_normalize") is False:
         settings = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
