@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # names and errors of models are needed where nobody should w
     from torch import Tensor
 
     from usetta.models.clip import LastBlocks
-    from usetta.views.recipe import ViewRecipe
+    from usetta.views.recipe import Interpolation, ResizeMode, ViewRecipe
 
 
 class ModelError(Exception):
@@ -119,7 +119,8 @@ def view_recipe(model: Model, views: int, *, augmix: bool = False, seed: int = 0
     """The views of an image for `model`: of its size, and the weak one as it was trained with whole images."""
     from usetta.views.recipe import ViewRecipe
 
-    resize_mode, interpolation = getattr(model, "resize_mode", "shortest"), getattr(model, "interpolation", "bicubic")
+    resize_mode: ResizeMode = getattr(model, "resize_mode", "shortest")
+    interpolation: Interpolation = getattr(model, "interpolation", "bicubic")
     return ViewRecipe(views, model.image_size, augmix, seed, resize_mode=resize_mode, interpolation=interpolation)
 
 

@@ -111,7 +111,7 @@ def _open_clip_preprocessing(path: Path, config: Mapping[str, Any], image_size: 
     side = config.get("size") or image_size
     if set(side if isinstance(side, list) else [side]) != {image_size}:
         raise _unsupported(path, "preprocess_cfg.size", side)
-    mode = config.get("resize_mode") or "shortest"
+    mode: Any = config.get("resize_mode") or "shortest"
     if mode not in ("shortest", "squash", "longest"):
         raise _unsupported(path, "preprocess_cfg.resize_mode", mode)
     if mode == "longest" and config.get("fill_color"):
