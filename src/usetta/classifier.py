@@ -38,6 +38,7 @@ from usetta.pipeline import ImageRequest, Pipeline
 from usetta.prediction import Comparison, Explanation, ImageOrigin, Prediction
 from usetta.progress import track
 from usetta.prompts import DEFAULT_TEMPLATE, ClassPrompts
+from usetta.rejection import NONE_OF_THESE, Calibration, Score, make_rejection
 from usetta.views import ViewRecipe
 from usetta.views.show import as_bytes
 from usetta.web import FetchError, fetch
@@ -152,7 +153,9 @@ class Classifier:
     for it (see `usetta.coop`). `reward_model` gives RLCF its rewards, which otherwise come from the model itself.
     `cache` is a folder that keeps features of views. `batch_size` images are answered together, by default 1 on a CPU
     and 8 elsewhere; `threads` make views. Images of more than `max_pixels` are refused (default: 100 million).
-    `allow_urls` lets images be fetched by http and https.
+    `allow_urls` lets images be fetched by http and https. Answers with a score below `reject_below` are rejected as
+    none of the classes (`Prediction.rejected`): `reject` is the score, "confidence", "margin" or "entropy", see
+    `usetta.rejection`; `calibration` is a file of `usetta calibrate`, which has a threshold of its own.
 
     Answers that should not be trusted come with an `AnswerWarning`, see `usetta.answer_warnings`.
     """
@@ -176,6 +179,9 @@ class Classifier:
         threads: int = 2,
         max_pixels: int | None = None,
         allow_urls: bool = False,
+        reject: Score | None = None,
+        reject_below: float | None = None,
+        calibration: Calibration | str | os.PathLike[str] | None = None,
     ) -> None:
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size}")
@@ -196,6 +202,10 @@ class Classifier:
         reward = None if reward_model is None else load(reward_model, beside)
         self._head = TextHead(classes, self.model, templates, context, reward)
         self._head.check(self.recipe, most)
+        self._rejection = None
+        if not (reject is None and reject_below is None and calibration is None):
+            known = {"model": self.model.name, "fingerprint": self.model.fingerprint, "method": self.recipe.name}
+            self._rejection = make_rejection(reject, reject_below, calibration, **known)
         self._views = view_recipe(self.model, most, augmix=augmix, seed=seed)
         self._adaptive = views == ADAPTIVE
         self._max_pixels = max_pixels
@@ -233,8 +243,9 @@ class Classifier:
     def predict(
         self, images: ImageSource | Iterable[ImageSource], progress: bool | None = None
     ) -> np.ndarray[Any, Any]:
-        """The labels (n,) of the images."""
-        return np.array([p.label for p in self._collect(_as_many(images), progress)])
+        """The labels (n,) of the images; "none of these" where the answer is rejected."""
+        predictions = self._collect(_as_many(images), progress)
+        return np.array([NONE_OF_THESE if p.rejected else p.label for p in predictions])
 
     def predict_proba(
         self, images: ImageSource | Iterable[ImageSource], progress: bool | None = None
@@ -260,7 +271,10 @@ class Classifier:
         assert episode.pixels is not None
         views = as_bytes(episode.pixels)
         origin = ImageOrigin(source, self._views)
-        predictions = [self._head.predict(recipe, [episode], [_name(image)], [origin])[0] for recipe in wanted]
+        predictions = [
+            replace(self._head.predict(recipe, [episode], [_name(image)], [origin])[0], rejection=self._rejection)
+            for recipe in wanted
+        ]
         self._warn(predictions[:1])
         return Comparison(Explanation(p, recipe.name, views) for p, recipe in zip(predictions, wanted, strict=True))
 
@@ -296,9 +310,8 @@ class Classifier:
             while batch := list(islice(outcomes, self.batch_size)):
                 episodes = [outcome for outcome in batch if isinstance(outcome, Episode)]
                 own = [i for i, outcome in enumerate(batch) if isinstance(outcome, Episode)]
-                predictions = iter(
-                    self._head.predict(self.recipe, episodes, [names[i] for i in own], [origins[i] for i in own])
-                )
+                answers = self._head.predict(self.recipe, episodes, [names[i] for i in own], [origins[i] for i in own])
+                predictions = (replace(answer, rejection=self._rejection) for answer in answers)
                 del names[: len(batch)], origins[: len(batch)]
                 for outcome in batch:
                     yield outcome if isinstance(outcome, ImageError) else next(predictions)

@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from usetta.images import ImageError
     from usetta.models import Model
     from usetta.prediction import Prediction
+    from usetta.rejection import Calibration
 
     Outcome = Prediction | ImageError
 
@@ -119,6 +120,16 @@ def classify(
     ] = False,
     max_pixels: MaxPixels = None,
     cache: Cache = None,
+    reject_below: Annotated[
+        float | None,
+        typer.Option(help="Reject answers whose score is lower: the image is none of the classes.", min=0, max=1),
+    ] = None,
+    reject: Annotated[
+        str | None, typer.Option(help="The score: confidence (default), margin or entropy; 1 is no doubt.")
+    ] = None,
+    calibration: Annotated[
+        Path | None, typer.Option(help="File of `usetta calibrate`: calibrated confidence, and a threshold.")
+    ] = None,
     engine: EngineName = "local",
     address: Address = "auto",
     workers: Workers = None,
@@ -157,6 +168,9 @@ def classify(
             top=top or (5 if as_json or out else 1),
             cache=cache,
             max_pixels=max_pixels,
+            reject=reject,
+            reject_below=reject_below,
+            calibration=_read_calibration(calibration, reject, reject_below),
         )
         computing = {"precision": precision, "device": device, "compiled": compiled}
         load, load_reward = loader(model, **computing), loader(reward_model, **computing) if reward_model else None
@@ -255,7 +269,8 @@ def _classify_here(
         raise _no_images(sources, options)
     total = None if rest else len(first)
     classifier = _classifier(asked, context, load, load_reward)
-    write = json_writer(asked.top) if kind == "json" else csv_writer(asked.top) if kind == "csv" else None
+    rejects = asked.reject_below is not None or asked.calibration is not None
+    write = json_writer(asked.top) if kind == "json" else csv_writer(asked.top, rejects) if kind == "csv" else None
     write = write or text_writer(first, asked.top)
     under_way: deque[BatchImage] = deque()
 
@@ -376,6 +391,16 @@ def _settings(
     templates = template or [template_of(context) if context else DEFAULT_TEMPLATE]
     check_without_model(recipe, most_views(settings["views"]), templates)
     return BatchSettings(tuple(_read_classes(classes)), recipe, tuple(templates), **settings)
+
+
+def _read_calibration(path: Path | None, reject: str | None, below: float | None) -> "Calibration | None":
+    """The calibration; what is wrong with any of the three options is reported before a model is loaded."""
+    from usetta.rejection import Calibration, make_rejection
+
+    known = None if path is None else Calibration.load(path)
+    fitted = {"model": known.model, "fingerprint": known.fingerprint, "method": known.method} if known else None
+    make_rejection(reject, below, known, **(fitted or {"model": "", "fingerprint": "", "method": ""}))  # type: ignore[arg-type]
+    return known
 
 
 def _classifier(
