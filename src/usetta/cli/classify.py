@@ -39,6 +39,7 @@ from usetta.cli.app import (
     echo,
     note,
     printable,
+    read_classes,
     read_views,
     warn,
 )
@@ -390,7 +391,7 @@ def _settings(
     recipe = methods.get(method)
     templates = template or [template_of(context) if context else DEFAULT_TEMPLATE]
     check_without_model(recipe, most_views(settings["views"]), templates)
-    return BatchSettings(tuple(_read_classes(classes)), recipe, tuple(templates), **settings)
+    return BatchSettings(tuple(read_classes(classes)), recipe, tuple(templates), **settings)
 
 
 def _read_calibration(path: Path | None, reject: str | None, below: float | None) -> "Calibration | None":
@@ -415,20 +416,3 @@ def _classifier(
     note(f"model: {described(model)}")
     settings = replace(asked, context=load_context(context, model) if context else None)
     return settings.classifier(model, load_reward() if load_reward else None)
-
-
-def _read_classes(classes: str) -> list[str]:
-    if classes.startswith("@"):
-        file = classes[1:]
-        try:
-            lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
-        except OSError as error:
-            raise ValueError(f"cannot read class names from {file}: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise ValueError(f"cannot read class names from {file}: it is not UTF-8 text") from error
-    else:
-        lines = classes.split(",")
-    names = [line.strip() for line in lines if line.strip()]
-    if not names:
-        raise ValueError("no class names given: use --classes 'cat,dog' or --classes @FILE")
-    return names

@@ -23,7 +23,7 @@ class FittedCalibration:
 def calibrate(store: Store, method: str | None, dataset: str | None, accuracy: float) -> FittedCalibration:
     """Fit on the rows of `method` (the only one if None) and `dataset` (all if None)."""
     groups = store.groups()
-    datasets, names = ({group[i] for group in groups} for i in (0, 2))
+    datasets, names = {group[0] for group in groups}, {group[2] for group in groups}
     if method is None:
         if len(names) != 1:
             raise StoreError(f"the run has several methods: choose one with --method ({', '.join(sorted(names))})")
@@ -52,5 +52,5 @@ def calibrate(store: Store, method: str | None, dataset: str | None, accuracy: f
         kept=float(kept.mean()),
         images=len(label),
     )
-    errors = [float(ece(label, prediction, column)) for column in (confidence, scores)]
-    return FittedCalibration(known, *errors, accuracy_of_all=float(right.mean()))
+    before, after = (float(ece(label, prediction, column)) for column in (confidence, scores))
+    return FittedCalibration(known, before, after, float(right.mean()))

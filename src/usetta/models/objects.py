@@ -246,7 +246,8 @@ def _from_open_clip(model: Any, preprocess: Any, tokenizer: Any, *, name: str) -
 
 def _first(features: Any) -> Tensor:
     """Features alone: some towers return their tokens too."""
-    return features[0] if isinstance(features, tuple) else features
+    tensor: Tensor = features[0] if isinstance(features, tuple) else features
+    return tensor
 
 
 def _token_embedding(tower: Any) -> nn.Embedding:

@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from usetta.models.adapters import Siglip
+    from usetta.models.clip import CLIP
     from usetta.models.config import Activation
+    from usetta.models.objects import OpenClip
     from usetta.models.registry import LoadOptions
-    from usetta.models.towers import TwoTowers
 
 OPEN_CLIP_FILE = "open_clip_model.safetensors"
 
@@ -23,7 +24,7 @@ OPEN_CLIP_FILE = "open_clip_model.safetensors"
 _WEIGHT_FILES = (OPEN_CLIP_FILE, "model.safetensors", "open_clip_pytorch_model.bin", "pytorch_model.bin")
 
 
-def from_path(path: Path, activation: Activation | None, architecture: str | None = None) -> TwoTowers:
+def from_path(path: Path, activation: Activation | None, architecture: str | None = None) -> CLIP | Siglip | OpenClip:
     """The model in a file of weights, or in a folder as a hub repository has it."""
     from usetta.models.checkpoints import load_checkpoint
 
@@ -39,7 +40,7 @@ def from_path(path: Path, activation: Activation | None, architecture: str | Non
     return load_checkpoint(path, name=architecture or path.stem, architecture=architecture, activation=activation)
 
 
-def from_hub(name: str, options: LoadOptions) -> TwoTowers:
+def from_hub(name: str, options: LoadOptions) -> CLIP | Siglip | OpenClip:
     """The model in the hub repository `org/repo`, or `org/repo@revision`."""
     from usetta.models.checkpoints import load_checkpoint
     from usetta.models.hub import download_optional
@@ -104,7 +105,7 @@ def _needs_open_clip(config: Path) -> bool:
     return bool(vision.get("timm_model_name") or text.get("hf_model_name") or model.get("custom_text"))
 
 
-def _by_open_clip(location: str, name: str, cache_dir: Path | None = None) -> TwoTowers:
+def _by_open_clip(location: str, name: str, cache_dir: Path | None = None) -> OpenClip:
     from usetta.models.objects import from_open_clip
 
     model = from_open_clip(location, device="cpu", precision="fp32", cache_dir=cache_dir)
@@ -118,7 +119,7 @@ def _siglip(folder: Path, name: str) -> Siglip:
     return load_siglip(folder, name=name)
 
 
-def from_openai(architecture: str, options: LoadOptions) -> TwoTowers | None:
+def from_openai(architecture: str, options: LoadOptions) -> CLIP | None:
     """The model from the file that OpenAI's package has downloaded, if there is one."""
     from usetta.models import openai_files
     from usetta.models.checkpoints import load_checkpoint
