@@ -1,7 +1,7 @@
 """Print the lowest versions that pyproject.toml allows, as constraints for pip (`make test-lowest`).
 
-torch is left out: constraints.txt says which one the tests use, and others take gigabytes to download. The packages that
-only test, check or document are left out too.
+torch is left out: constraints.txt says which one the tests use, and others take gigabytes to download. The packages
+that only test, check or document are left out too.
 """
 
 import re

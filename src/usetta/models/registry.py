@@ -238,12 +238,13 @@ def _load_published(name: str, repo: str, file: str, pinned: str | None, options
     # OpenAI's own file has the same weights, and may be here already.
     if not cached and not options.revision and (local := from_openai(name, options)):
         return local
-    where = {"revision": revision, "cache_dir": options.cache_dir, "offline": options.offline}
-    path = hub.download(repo, file, **where)
+    path = hub.download(repo, file, revision=revision, cache_dir=options.cache_dir, offline=options.offline)
     for companion in companions(file):
         # It only confirms what is known here of these weights, so they can be used without it.
         with suppress(hub.NotInCacheError):
-            hub.download_optional(repo, companion, **where)
+            hub.download_optional(
+                repo, companion, revision=revision, cache_dir=options.cache_dir, offline=options.offline
+            )
     model = load_checkpoint(path, name=name, architecture=name, activation=options.activation, published_as=repo)
     return model.to(options.device)
 
