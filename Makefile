@@ -5,14 +5,15 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick test-pillow browser lint format bench results docs dist clean
+.PHONY: help setup demo test quick test-pillow test-lowest browser lint format bench results docs dist clean
 
 help:
 	@echo "make demo    classify real images and write demo-report/index.html and report.html"
 	@echo "make test    run all tests            make quick   leave out the slow ones"
 	@echo "make browser Chromium for the tests of the web page, by apt-get as root"
 	@echo "make lint    ruff, mypy, layers        make format  let ruff rewrite"
-	@echo "make test-pillow  the tests of views with three versions of Pillow"
+	@echo "make test-pillow  the tests of views with two versions of Pillow"
+	@echo "make test-lowest  the quick tests with the lowest versions that pyproject.toml allows, torch aside"
 	@echo "make bench   speed and memory         make docs    build the documentation in site/"
 	@echo "make results the page of results and the README's table, from the rows in results"
 	@echo "make dist REPOSITORY=https://...      build and check the packages for an upload in dist/"
@@ -49,14 +50,24 @@ test: setup $(VENV)/.test
 quick: setup $(VENV)/.test
 	$(BIN)/python -m pytest -n auto --dist loadgroup -m "not slow"
 
-# Views are the same bits with any Pillow that pyproject.toml allows: the lowest, the one they were defined with, the newest.
+# Views are the same bits with any Pillow that pyproject.toml allows: the lowest, which they were defined with, the newest.
 test-pillow: $(VENV)/.test
-	for version in 10.3.0 12.3.0 13.0.0; do \
+	for version in 12.3.0 13.0.0; do \
 		$(PIP) install --upgrade --target $(VENV)/pillow-$$version --no-deps pillow==$$version && \
 		PYTHONPATH=$(VENV)/pillow-$$version $(BIN)/python -c "import PIL; assert PIL.__version__ == '$$version'" && \
 		echo "Pillow $$version:" && \
 		PYTHONPATH=$(VENV)/pillow-$$version $(BIN)/python -m pytest -q -n0 tests/views || exit 1; \
 	done
+
+$(VENV)/lowest/.done: pyproject.toml constraints.txt tools/lowest_versions.py $(VENV)/.embedded
+	$(PYTHON) -m venv --clear $(VENV)/lowest
+	$(PYTHON) tools/lowest_versions.py > $(VENV)/lowest/constraints.txt
+	$(VENV)/lowest/bin/python -m pip --disable-pip-version-check --quiet install \
+		--constraint constraints.txt --constraint $(VENV)/lowest/constraints.txt --editable '.[test,hub]'
+	@touch $@
+
+test-lowest: $(VENV)/lowest/.done
+	$(VENV)/lowest/bin/python -m pytest -n auto --dist loadgroup -m "not slow"
 
 # The tests of the web page take Debian's Chromium, and skip, saying so, where there is none.
 browser:

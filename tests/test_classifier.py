@@ -154,7 +154,7 @@ def test_json_says_what_was_tuned() -> None:
 def test_a_row_is_flat_and_has_the_numbers_of_the_answer() -> None:
     row = prediction(**TUNED, warnings=("one", "two")).to_row()
     assert row == {
-        **{"source": "cat.png", "label": "cat", "probability": 0.63},
+        **{"source": "cat.png", "label": "cat", "probability": 0.63, "rejected": None, "calibrated": None},
         **{"zero_shot_label": "cat", "zero_shot_probability": 0.5},
         **{"views": 3, "beta": 0.3, "delta": 0.0, "skipped": False, "warnings": "one; two"},
     }

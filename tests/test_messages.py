@@ -59,6 +59,11 @@ classify cat.png
 {CLASSIFY} --context nowhere.safetensors
 {CLASSIFY} --context cat.png
 {CLASSIFY} --max-pixels 100
+{CLASSIFY} --reject-below 2
+{CLASSIFY} --reject entropy
+{CLASSIFY} --reject doubt --reject-below 0.5
+{CLASSIFY} --calibration nowhere.json
+{CLASSIFY} --calibration cat.png
 {CLASSIFY} nowhere.jpg
 {CLASSIFY} 'photos/*.bmp'
 {CLASSIFY} @nowhere.txt

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from usetta.images import ImageError
     from usetta.methods.recipe import Recipe
     from usetta.models import ModelError, list_models, load_model
+    from usetta.models.objects import from_open_clip
     from usetta.prediction import Explanation, Prediction
 
 _HOME = {
@@ -32,6 +33,7 @@ _HOME = {
     "Prediction": "usetta.prediction",
     "Recipe": "usetta.methods.recipe",
     "classify": "usetta.classifier",
+    "from_open_clip": "usetta.models.objects",
     "list_models": "usetta.models",
     "load_model": "usetta.models",
     "methods": "usetta",
@@ -47,6 +49,7 @@ __all__ = [
     "Recipe",
     "__version__",
     "classify",
+    "from_open_clip",
     "list_models",
     "load_model",
     "methods",

@@ -31,11 +31,14 @@ from usetta.images import SOURCES, ImageError, ImageSource, is_web_address
 from usetta.methods.recipe import Recipe, Result
 from usetta.methods.select import tuned_views
 from usetta.models import Model, load_model
+from usetta.models.base import view_recipe
 from usetta.models.devices import device_of
+from usetta.models.objects import as_model
 from usetta.pipeline import ImageRequest, Pipeline
 from usetta.prediction import Comparison, Explanation, ImageOrigin, Prediction
 from usetta.progress import track
 from usetta.prompts import DEFAULT_TEMPLATE, ClassPrompts
+from usetta.rejection import NONE_OF_THESE, Calibration, Score, make_rejection
 from usetta.views import ViewRecipe
 from usetta.views.show import as_bytes
 from usetta.web import FetchError, fetch
@@ -139,8 +142,10 @@ class TextHead:
 class Classifier:
     """Classifies images into `classes`, with the conventions of scikit-learn where they fit.
 
-    `model` is a name (see `usetta.list_models`), a weights file or a loaded model. A name is loaded to `device` in
-    `precision`, "auto" being the fastest that agrees with fp32 on this machine; a loaded model stays as it is. `method`
+    `model` is a name (see `usetta.list_models`), a weights file or a loaded model: of this package, of open_clip as
+    `(model, preprocess, tokenizer)`, or CLIP or SigLIP of transformers as `(model, processor)`. A name is loaded to
+    `device` in `precision`, "auto" being the fastest that agrees with fp32 on this machine; a loaded model stays as it
+    is. `method`
     is a name (see `usetta.methods`, also for `tpt+se` and `use:steps=2`) or a recipe. `views` counts the weak view;
     "adaptive" means up to 64, but fewer where they leave no doubt (see `usetta.adaptive`). `augmix` adds AugMix to the
     strong views, as the paper does on fine-grained datasets. `templates` holds one or more texts with `{}` for the
@@ -148,7 +153,9 @@ class Classifier:
     for it (see `usetta.coop`). `reward_model` gives RLCF its rewards, which otherwise come from the model itself.
     `cache` is a folder that keeps features of views. `batch_size` images are answered together, by default 1 on a CPU
     and 8 elsewhere; `threads` make views. Images of more than `max_pixels` are refused (default: 100 million).
-    `allow_urls` lets images be fetched by http and https.
+    `allow_urls` lets images be fetched by http and https. Answers with a score below `reject_below` are rejected as
+    none of the classes (`Prediction.rejected`): `reject` is the score, "confidence", "margin" or "entropy", see
+    `usetta.rejection`; `calibration` is a file of `usetta calibrate`, which has a threshold of its own.
 
     Answers that should not be trusted come with an `AnswerWarning`, see `usetta.answer_warnings`.
     """
@@ -156,12 +163,12 @@ class Classifier:
     def __init__(
         self,
         classes: Sequence[str],
-        model: str | Model = "auto",
+        model: str | Model | object = "auto",
         method: str | Recipe = "se",
         *,
         templates: str | Sequence[str] = DEFAULT_TEMPLATE,
         context: torch.Tensor | str | os.PathLike[str] | None = None,
-        reward_model: str | Model | None = None,
+        reward_model: str | Model | object | None = None,
         views: Views = ADAPTIVE,
         augmix: bool = False,
         seed: int = 0,
@@ -172,14 +179,19 @@ class Classifier:
         threads: int = 2,
         max_pixels: int | None = None,
         allow_urls: bool = False,
+        reject: Score | None = None,
+        reject_below: float | None = None,
+        calibration: Calibration | str | os.PathLike[str] | None = None,
     ) -> None:
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size}")
         most = most_views(views)
         self.recipe = methods.get(method)
 
-        def load(name: str | Model, device: str) -> Model:
-            return load_model(name, device=device, precision=precision) if isinstance(name, str) else name
+        def load(given: object, device: str) -> Model:
+            if isinstance(given, str | os.PathLike):
+                return load_model(str(given), device=device, precision=precision)
+            return as_model(given)
 
         self.model = load(model, device)
         self.classes = tuple(classes)
@@ -190,7 +202,11 @@ class Classifier:
         reward = None if reward_model is None else load(reward_model, beside)
         self._head = TextHead(classes, self.model, templates, context, reward)
         self._head.check(self.recipe, most)
-        self._views = ViewRecipe(views=most, size=self.model.image_size, augmix=augmix, seed=seed)
+        self._rejection = None
+        if not (reject is None and reject_below is None and calibration is None):
+            known = {"model": self.model.name, "fingerprint": self.model.fingerprint, "method": self.recipe.name}
+            self._rejection = make_rejection(reject, reject_below, calibration, **known)
+        self._views = view_recipe(self.model, most, augmix=augmix, seed=seed)
         self._adaptive = views == ADAPTIVE
         self._max_pixels = max_pixels
         features = None if cache is None else FeatureCache(Path(cache).expanduser())
@@ -227,8 +243,9 @@ class Classifier:
     def predict(
         self, images: ImageSource | Iterable[ImageSource], progress: bool | None = None
     ) -> np.ndarray[Any, Any]:
-        """The labels (n,) of the images."""
-        return np.array([p.label for p in self._collect(_as_many(images), progress)])
+        """The labels (n,) of the images; "none of these" where the answer is rejected."""
+        predictions = self._collect(_as_many(images), progress)
+        return np.array([NONE_OF_THESE if p.rejected else p.label for p in predictions])
 
     def predict_proba(
         self, images: ImageSource | Iterable[ImageSource], progress: bool | None = None
@@ -254,7 +271,10 @@ class Classifier:
         assert episode.pixels is not None
         views = as_bytes(episode.pixels)
         origin = ImageOrigin(source, self._views)
-        predictions = [self._head.predict(recipe, [episode], [_name(image)], [origin])[0] for recipe in wanted]
+        predictions = [
+            replace(self._head.predict(recipe, [episode], [_name(image)], [origin])[0], rejection=self._rejection)
+            for recipe in wanted
+        ]
         self._warn(predictions[:1])
         return Comparison(Explanation(p, recipe.name, views) for p, recipe in zip(predictions, wanted, strict=True))
 
@@ -290,9 +310,8 @@ class Classifier:
             while batch := list(islice(outcomes, self.batch_size)):
                 episodes = [outcome for outcome in batch if isinstance(outcome, Episode)]
                 own = [i for i, outcome in enumerate(batch) if isinstance(outcome, Episode)]
-                predictions = iter(
-                    self._head.predict(self.recipe, episodes, [names[i] for i in own], [origins[i] for i in own])
-                )
+                answers = self._head.predict(self.recipe, episodes, [names[i] for i in own], [origins[i] for i in own])
+                predictions = (replace(answer, rejection=self._rejection) for answer in answers)
                 del names[: len(batch)], origins[: len(batch)]
                 for outcome in batch:
                     yield outcome if isinstance(outcome, ImageError) else next(predictions)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from usetta.images import ImageSource
+from usetta.rejection import NONE_OF_THESE, Rejection
 from usetta.views import ViewRecipe
 
 if TYPE_CHECKING:
@@ -53,13 +54,16 @@ class Prediction:
     """(N,): the weight of each view in the answer; they sum to 1."""
     warnings: tuple[str, ...] = ()
     """Why the answer should not be trusted, if there are reasons, see `usetta.answer_warnings`."""
+    rejection: Rejection | None = None
+    """When an answer counts as none of the classes; None if it never does."""
     origin: ImageOrigin | None = field(default=None, compare=False)
     """What the views were made of, so that they can be shown."""
 
     def __repr__(self) -> str:
         """Short, since a notebook prints it: the best classes, and how they came about."""
         best = ", ".join(f"{label} {probability:.1%}" for label, probability in self.ranked(3))
-        return f"<Prediction {self.source}: {best}; {self.reason}>"
+        rejected = f"{NONE_OF_THESE}, closest: " if self.rejected else ""
+        return f"<Prediction {self.source}: {rejected}{best}; {self.reason}>"
 
     def _repr_html_(self) -> str:
         from usetta.report.notebook import prediction_html
@@ -75,6 +79,18 @@ class Prediction:
     def confidence(self) -> float:
         """The probability of `label`."""
         return float(self.probs.max())
+
+    @property
+    def rejected(self) -> bool | None:
+        """Whether the image is probably none of the classes, so that `label` is only the closest; None if not asked."""
+        return None if self.rejection is None else self.rejection.rejects(self.probs)
+
+    @property
+    def calibrated(self) -> float | None:
+        """The share of answers with this confidence that are right, by a calibration; None without one."""
+        if self.rejection is None or self.rejection.temperature is None:
+            return None
+        return self.rejection.score(self.probs)
 
     @property
     def reason(self) -> str:
@@ -105,6 +121,8 @@ class Prediction:
             "source": self.source,
             "label": self.label,
             "probability": round(self.confidence, 6),
+            "rejected": self.rejected,
+            "calibrated": None if self.calibrated is None else round(self.calibrated, 6),
             "ranked": [{"label": label, "probability": round(p, 6)} for label, p in self.ranked(top)],
             "zero_shot": self._best(self.zero_shot),
             "why": {
@@ -130,6 +148,8 @@ class Prediction:
             "source": self.source,
             "label": self.label,
             "probability": self.confidence,
+            "rejected": self.rejected,
+            "calibrated": self.calibrated,
             "zero_shot_label": zero_shot["label"],
             "zero_shot_probability": float(self.zero_shot.max()),
             "views": len(self.entropies),

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,20 @@ def test_rows_come_back_as_they_were_and_a_directory_reads_as_one_table(
         "skipped": True,
         "views": 4,
         "error": None,
+        "rejected": None,
+        "calibrated": None,
     }
     assert {name for name, value in rows[7].items() if value is not None} == {"source", "key", "error"}
+
+
+def test_a_file_of_an_earlier_version_is_continued(tmp_path: Path) -> None:
+    out = tmp_path / "old.parquet"
+    with Parts(out, FACTS) as opened:
+        opened.add(answer(0))
+    parquet.write_table(parquet.read_table(out).drop_columns(["rejected", "calibrated"]), out)
+    with Parts(out, FACTS) as opened:
+        opened.add(replace(answer(1), rejected=True))
+    assert [(row["key"], row["rejected"]) for row in read(out)] == [("0.png", None), ("1.png", True)]
 
 
 def test_finished_images_are_known_and_bad_images_are_tried_again(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ class Hub:
     """What the server holds and how it misbehaves."""
 
     url: str = ""
+    repo: str = REPO
     files: dict[str, bytes] = field(default_factory=dict)
     tampered: dict[str, bytes] = field(default_factory=dict)
     """Sent instead of the file, while the headers still describe the file."""
@@ -40,7 +41,7 @@ class Handler(BaseHTTPRequestHandler):
         revision, _, name = rest.partition("/")
         if self.hub.refusal:
             self._send(*self.hub.refusal)
-        elif repo != REPO:
+        elif repo != self.hub.repo:
             self._send(404, "RepoNotFound")
         elif revision not in ("main", COMMIT):
             self._send(404, "RevisionNotFound")

@@ -5,13 +5,17 @@ import sys
 from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import normalize
 
+from conftest import make_image
 from models.fake_hub import REPO, Hub
 from usetta.models import Model, ModelError, TextTower, load_model
 from usetta.models.adapters import Siglip
+from usetta.models.base import view_recipe
+from usetta.views import make_views
 
 transformers = pytest.importorskip("transformers")
 sentencepiece = pytest.importorskip("sentencepiece")
@@ -19,10 +23,36 @@ sentencepiece = pytest.importorskip("sentencepiece")
 SENTENCE = "a photo of the cat dog bird house tree river small large red green blue stone bridge and street"
 
 
+def save_siglip(folder: Path, resample: int) -> Path:
+    """Model and image processor as a SigLIP repository on the hub has them, without a tokenizer."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.SiglipConfig(
+        text_config={**sizes, "vocab_size": 60, "max_position_embeddings": 16, "projection_size": 32},
+        vision_config={**sizes, "image_size": 32, "patch_size": 8},
+    )
+    torch.manual_seed(0)
+    model = transformers.SiglipModel(config)
+    with torch.no_grad():
+        model.logit_scale.fill_(4.0)
+        for tensor in model.parameters():
+            tensor.add_(0.05 * torch.randn_like(tensor))
+    model.save_pretrained(folder)
+    processor = {
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "image_mean": [0.5, 0.4, 0.6],
+        "image_std": [0.5] * 3,
+        "resample": resample,
+        "size": {"height": 32, "width": 32},
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    return folder
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as a SigLIP repository on the hub has it."""
-    folder = tmp_path_factory.mktemp("siglip")
+    folder = save_siglip(tmp_path_factory.mktemp("siglip"), resample=3)
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([SENTENCE] * 20),
         model_prefix=str(folder / "spiece"),
@@ -35,21 +65,26 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         minloglevel=2,
     )
     transformers.SiglipTokenizer(str(folder / "spiece.model"), model_max_length=16).save_pretrained(folder)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = transformers.SiglipConfig(
-        text_config={**sizes, "vocab_size": 40, "max_position_embeddings": 16, "projection_size": 32},
-        vision_config={**sizes, "image_size": 32, "patch_size": 8},
+    return folder
+
+
+@pytest.fixture(scope="module")
+def saved_2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as a SigLIP 2 repository of a fixed size has it: SigLIP's classes, Gemma's tokenizer, bilinear."""
+    folder = save_siglip(tmp_path_factory.mktemp("siglip2"), resample=2)
+    special = ["<pad>", "<eos>", "<bos>", "<unk>"]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>", fuse_unk=True))
+    tokenizer.normalizer = tokenizers.normalizers.Replace(" ", "▁")
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split(" ", "merged_with_previous")
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=60, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator([SENTENCE], trainer)
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="$A <eos>", special_tokens=[("<eos>", 1)]
     )
-    torch.manual_seed(0)
-    model = transformers.SiglipModel(config)
-    with torch.no_grad():
-        model.logit_scale.fill_(4.0)
-        for tensor in model.parameters():
-            tensor.add_(0.05 * torch.randn_like(tensor))
-    model.save_pretrained(folder)
-    (folder / "preprocessor_config.json").write_text(
-        json.dumps({"image_mean": [0.5, 0.4, 0.6], "image_std": [0.5] * 3})
-    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {f"{name[1:-1]}_token": name for name in special}
+    config = {"tokenizer_class": "GemmaTokenizer", "add_bos_token": False, "add_eos_token": True, **names}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "padding_side": "right"}))
     return folder
 
 
@@ -61,34 +96,46 @@ def folder(saved: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_features_equal_those_of_transformers(saved: Path) -> None:
-    model = load_model(str(saved))
+@pytest.mark.parametrize(("which", "interpolation"), [("saved", "bicubic"), ("saved_2", "bilinear")])
+def test_images_and_texts_to_logits_as_transformers(
+    request: pytest.FixtureRequest, which: str, interpolation: str
+) -> None:
+    folder: Path = request.getfixturevalue(which)
+    model = load_model(str(folder))
     assert isinstance(model, Siglip)
     assert isinstance(model, Model)
     assert isinstance(model.text, TextTower)
     assert not any(parameter.requires_grad for parameter in model.parameters())
     assert (model.image_size, model.embed_dim, model.text.causal, model.text.context_length) == (32, 32, False, 16)
     assert model.mean == (0.5, 0.4, 0.6)
+    assert (model.resize_mode, model.interpolation) == ("squash", interpolation)
 
-    reference = transformers.SiglipModel.from_pretrained(saved).eval()
-    pixels = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    mean = torch.tensor(model.mean).view(3, 1, 1)
-    ids = model.text.tokenize(["A photo of a cat.", "the small red bird!"])
+    reference = transformers.SiglipModel.from_pretrained(folder).eval()
+    # Since version 5 the class without a suffix needs torchvision.
+    kind = getattr(transformers, "SiglipImageProcessorPil", None) or transformers.SiglipImageProcessor
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    photos, names = [make_image(seed, (90, 50)) for seed in range(3)], ["a photo of a cat.", "the small red bird!"]
+    prepared = kind.from_pretrained(folder)(images=photos, return_tensors="pt")
+    texts = tokenizer(names, padding="max_length", max_length=16, return_tensors="pt")
     with torch.no_grad():
-        both = reference(input_ids=ids, pixel_values=(pixels / 255 - mean) / 0.5)
-        texts = model.text.encode(model.text.embed(ids), ids)
+        both = reference(input_ids=texts["input_ids"], pixel_values=prepared["pixel_values"])
+        ids = model.text.tokenize(names)
+        text_features = model.text.encode(model.text.embed(ids), ids)
+    assert torch.equal(ids, texts["input_ids"])
+    pixels = torch.cat([make_views(photo, "x", view_recipe(model, 1)) for photo in photos])
     images = model.encode_images(pixels)
-    torch.testing.assert_close(images, normalize(both.image_embeds, dim=-1), atol=1e-6, rtol=0)
-    torch.testing.assert_close(texts, normalize(both.text_embeds, dim=-1), atol=1e-6, rtol=0)
+    torch.testing.assert_close(images, normalize(both.image_embeds, dim=-1), atol=1e-5, rtol=0)
+    torch.testing.assert_close(text_features, normalize(both.text_embeds, dim=-1), atol=1e-6, rtol=0)
     # The bias of the sigmoid is the same for all classes, so it does not change the softmax.
-    logits = model.logit_scale * images @ texts.T
-    torch.testing.assert_close(logits.softmax(-1), both.logits_per_image.softmax(-1), atol=1e-5, rtol=0)
-    assert (texts[0] @ texts[1]).item() < 0.999
+    logits = model.logit_scale * images @ text_features.T
+    torch.testing.assert_close(logits + reference.logit_bias, both.logits_per_image, atol=1e-3, rtol=0)
+    assert (text_features[0] @ text_features[1]).item() < 0.999
     assert (images[0] @ images[1]).item() < 0.9999
 
 
-def test_texts_are_lower_cased_and_padded(saved: Path) -> None:
-    text = load_model(str(saved)).text
+@pytest.mark.parametrize("which", ["saved", "saved_2"])
+def test_texts_are_lower_cased_and_padded(request: pytest.FixtureRequest, which: str) -> None:
+    text = load_model(str(request.getfixturevalue(which))).text
     ids = text.tokenize(["A Photo of a CAT", "a photo of a cat", "dog"])
     assert ids.shape == (3, 16)
     assert torch.equal(ids[0], ids[1])

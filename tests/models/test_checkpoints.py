@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from models.tiny import TINY_VIT, disturbed
-from usetta.models.base import ModelError
-from usetta.models.checkpoints import activation_of_name, export_state, load_checkpoint, save_model
+from usetta.models.base import ModelError, view_recipe
+from usetta.models.checkpoints import export_state, load_checkpoint, save_model
 from usetta.models.clip import CLIP
-from usetta.models.config import ARCHITECTURES
+from usetta.models.config import ARCHITECTURES, activation_of_name
 from usetta.models.layouts import State, to_foreign
 from usetta.models.tokenizer import vocabulary
 
@@ -101,11 +101,45 @@ def test_known_buffers_are_ignored(folder: Path) -> None:
     load_checkpoint(rewrite(folder, lambda state: state.update(extra)), name="tiny")
 
 
-def test_statistics_come_from_the_file_beside(folder: Path, tmp_path: Path) -> None:
-    half = [0.5, 0.5, 0.5]
-    rewrite_json(folder / "open_clip_config.json", lambda config: config["preprocess_cfg"].update(mean=half, std=half))
+def test_preprocessing_comes_from_the_file_beside(folder: Path, tiny_vit: CLIP) -> None:
+    stated = {"mean": [0.5, 0.4, 0.3], "std": 0.2, "size": 32, "resize_mode": "squash", "interpolation": "bilinear"}
+    rewrite_json(folder / "open_clip_config.json", lambda config: config.update(preprocess_cfg=stated))
     model = load_checkpoint(folder / "open_clip_model.safetensors", name="tiny")
-    assert (model.mean, model.std) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    assert (model.mean, model.std) == ((0.5, 0.4, 0.3), (0.2, 0.2, 0.2))
+    recipe = view_recipe(model, 4)
+    assert (recipe.size, recipe.resize_mode, recipe.interpolation) == (32, "squash", "bilinear")
+    # How the weak view is made changes the views, not the features of given pixels: that is the recipe's key.
+    assert replace(model.config, mean=tiny_vit.mean, std=tiny_vit.std).__repr__() == tiny_vit.describe()
+
+
+@pytest.mark.parametrize(
+    ("processor", "expected"),
+    [
+        ({}, ("shortest", "bicubic")),
+        ({"size": 32, "crop_size": 32, "resample": 3}, ("shortest", "bicubic")),
+        ({"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}, ("shortest", "bicubic")),
+        ({"size": {"height": 32, "width": 32}, "resample": 2}, ("squash", "bilinear")),
+        ({"size": {"shortest_edge": 40}, "crop_size": 32}, r"size = \{'shortest_edge': 40\} and crop_size = 32"),
+        ({"size": {"shortest_edge": 32}, "do_center_crop": False}, "size = .* and crop_size = None"),
+        ({"size": {"longest_edge": 32}, "crop_size": 32}, "size = .*longest_edge.*"),
+        ({"resample": 1}, "resample = 1"),
+        ({"do_resize": False}, "do_resize = False"),
+        ({"rescale_factor": 1.0}, "rescale_factor = 1.0"),
+    ],
+)
+def test_preprocessing_of_transformers(
+    tmp_path: Path, tiny_vit: CLIP, processor: dict, expected: tuple[str, str] | str
+) -> None:
+    save_file(export_state(tiny_vit, "transformers"), tmp_path / "model.safetensors")
+    config = {**HF_CONFIG, "vision_config": {**HF_CONFIG["vision_config"], "image_size": 32}}  # type: ignore[dict-item]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
+    if isinstance(expected, str):
+        with pytest.raises(ModelError, match=rf"preprocessor_config\.json specifies {expected}, which is not supp"):
+            load_checkpoint(tmp_path / "model.safetensors", name="tiny")
+    else:
+        model = load_checkpoint(tmp_path / "model.safetensors", name="tiny")
+        assert (model.resize_mode, model.interpolation) == expected
 
 
 # What does not fit
@@ -125,7 +159,7 @@ def test_statistics_come_from_the_file_beside(folder: Path, tmp_path: Path) -> N
         (lambda s: s["visual.proj"].fill_(float("nan")), r"NaN or infinite values in visual\.proj"),
         (lambda s: s["visual.proj"].view(-1)[3].fill_(float("inf")), r"NaN or infinite values in visual\.proj"),
         (lambda s: s.pop("visual.class_embedding"), r"does not contain visual\.attnpool\.positional_embedding"),
-        (lambda s: s.update({"visual.trunk.x": torch.ones(1)}), r"timm image encoder .* not supported; for SigLIP"),
+        (lambda s: s.update({"visual.trunk.x": torch.ones(1)}), r"timm image encoder .* use usetta\.from_open_clip"),
         (lambda s: s.pop("token_embedding.weight"), "is not a CLIP model in OpenAI, open_clip or transformers layout"),
     ],
 )
@@ -178,7 +212,15 @@ def test_contradictory_heads_are_an_error(folder: Path, monkeypatch: pytest.Monk
         ("timm/vit_base_patch16_clip_224.openai", "quick_gelu"),
         ("openai/clip-vit-base-patch16", "quick_gelu"),
         ("laion/CLIP-ViT-B-16-laion2B-s34B-b88K", "gelu"),
-        ("timm/vit_base_patch32_clip_quickgelu_224.laion400m_e32", "quick_gelu"),
+        ("timm/vit_base_patch32_clip_224.laion400m_e31", "quick_gelu"),
+        ("vit_b_32-quickgelu-laion400m_e32-46683a32.pt", "quick_gelu"),
+        ("timm/vit_base_patch16_clip_224.laion400m_e32", "gelu"),
+        ("timm/vit_base_patch32_clip_224.laion2b_e16", "gelu"),
+        ("timm/resnet50_clip.cc12m", "quick_gelu"),
+        ("timm/vit_large_patch14_clip_224.metaclip_2pt5b", "quick_gelu"),
+        ("timm/vit_huge_patch14_clip_224.metaclip_altogether", "gelu"),
+        ("apple/DFN5B-CLIP-ViT-H-14", "quick_gelu"),
+        ("apple/DFN2B-CLIP-ViT-L-14-39B", "gelu"),
         ("laion/CLIP-ViT-B-16-DataComp.XL-s13B-b90K", "gelu"),
         ("someone/model", None),
     ],
@@ -211,13 +253,22 @@ def test_activation_of_the_name(named: Path) -> None:
     assert load_checkpoint(named, name="tiny", published_as="laion/x").config.activation == "gelu"
 
 
-def test_contradictory_activations_are_an_error(folder: Path) -> None:
+def test_contradictory_activations_are_an_error_unless_the_caller_decides(folder: Path) -> None:
     path = folder / "open_clip_model.safetensors"
-    message = r"contradictory: the caller says gelu, open_clip_config\.json says quick_gelu"
+    message = (
+        r"open_clip_config\.json says quick_gelu, the name laion/x says gelu; pass activation='quick_gelu' or 'gelu'"
+    )
     with pytest.raises(ModelError, match=message):
-        load_checkpoint(path, name="tiny", activation="gelu")
-    with pytest.raises(ModelError, match=r"says quick_gelu, the name laion/x says gelu"):
         load_checkpoint(path, name="tiny", published_as="laion/x")
+    assert load_checkpoint(path, name="x", published_as="laion/x", activation="gelu").config.activation == "gelu"
+
+
+def test_a_configuration_without_activation_leaves_it_to_the_name(folder: Path) -> None:
+    """An older revision of RN50's lacks it, though OpenAI trained with QuickGELU; open_clip's default is GELU."""
+    rewrite_json(folder / "open_clip_config.json", lambda config: config["model_cfg"].pop("quick_gelu"))
+    path = folder / "open_clip_model.safetensors"
+    assert load_checkpoint(path, name="x", published_as="timm/resnet50_clip.openai").config.activation == "quick_gelu"
+    assert load_checkpoint(path, name="x", published_as="someone/model").config.activation == "gelu"
 
 
 # The file beside
@@ -229,6 +280,10 @@ def test_contradictory_activations_are_an_error(folder: Path) -> None:
         (lambda c: c["model_cfg"]["vision_cfg"].update(pool_type="avg"), r"specifies vision_cfg\.pool_type = 'avg'"),
         (lambda c: c["model_cfg"]["text_cfg"].update(no_causal_mask=True), r"text_cfg\.no_causal_mask = True"),
         (lambda c: c["model_cfg"]["vision_cfg"].update(timm_model_name="x"), r"vision_cfg\.timm_model_name = 'x'"),
+        (lambda c: c["preprocess_cfg"].update(resize_mode="fit"), r"preprocess_cfg\.resize_mode = fit"),
+        (lambda c: c["preprocess_cfg"].update(interpolation="lanczos"), r"preprocess_cfg\.interpolation = lanczos"),
+        (lambda c: c["preprocess_cfg"].update(size=[32, 48]), r"preprocess_cfg\.size = \[32, 48\]"),
+        (lambda c: c["preprocess_cfg"].update(resize_mode="longest", fill_color=9), r"preprocess_cfg\.fill_color = 9"),
         (lambda c: c.pop("model_cfg"), "is not the configuration of a CLIP model"),
         (lambda c: c["model_cfg"].update(vision_cfg=None), "is not the configuration of a CLIP model"),
     ],

@@ -1,16 +1,18 @@
 """Downloads, against a server on this machine."""
 
 import errno
+import hashlib
 import json
 import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from models.fake_hub import COMMIT, REPO, Hub, go_online
 from models.tiny import TINY_VIT
-from usetta.models import ModelError, hub, load_model, register_model, registry
-from usetta.models.checkpoints import save_model
+from usetta.models import ModelError, hub, load_model, openai_files, register_model, registry
+from usetta.models.checkpoints import export_state, save_model
 from usetta.models.clip import CLIP
 from usetta.models.config import ARCHITECTURES
 
@@ -150,12 +152,54 @@ def test_published_model(
     assert load_model("tiny", cache_dir=tmp_path).name == "Tiny"
     (row,) = [row for row in registry.list_models(tmp_path) if row.name == "Tiny"]
     assert row == registry.ModelRow("Tiny", "Tiny", REPO, "for tests", cached=True)
-    with pytest.raises(ModelError, match="contradictory: the caller says gelu"):
-        load_model("tiny", activation="gelu", cache_dir=tmp_path)
+    gelu = load_model("tiny", activation="gelu", cache_dir=tmp_path)
+    assert isinstance(gelu, CLIP)
+    assert gelu.config.activation == "gelu"
     (config,) = tmp_path.glob("**/snapshots/*/open_clip_config.json")
     config.unlink()
     go_online(monkeypatch, "http://127.0.0.1:9")  # weights in the cache are enough, whatever is missing beside them
     assert load_model("tiny", cache_dir=tmp_path).name == "Tiny"
+
+
+def test_a_named_model_has_a_fixed_revision(
+    stocked: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setitem(ARCHITECTURES, "Tiny", TINY_VIT)
+    register_model("Tiny", registry.published_clip("Tiny", REPO, "for tests", revision=COMMIT))
+    request.addfinalizer(lambda: registry.unregister_model("Tiny"))
+    load_model("tiny", cache_dir=tmp_path)
+    asked = [request for request in stocked.requests if REPO in request]
+    assert asked
+    assert all(COMMIT in request for request in asked)
+    with pytest.raises(ModelError, match=f"{REPO} has no revision v2"):
+        load_model("tiny", revision="v2", cache_dir=tmp_path)
+    assert load_model(REPO, revision=COMMIT, cache_dir=tmp_path).name == REPO
+    with pytest.raises(ModelError, match="the name says revision a+ of .*, revision= says v2"):
+        load_model(f"{REPO}@{COMMIT}", revision="v2", cache_dir=tmp_path)
+    with pytest.raises(ModelError, match="a file has no revision v2"):
+        load_model(str(tmp_path / "published"), revision="v2")
+
+
+def test_files_that_openai_s_package_has_downloaded(
+    server: Hub, tiny_vit: CLIP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    path = tmp_path / "Tiny.pt"
+    torch.save(export_state(tiny_vit, "openai"), path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    monkeypatch.setattr(openai_files, "FOLDER", tmp_path)
+    monkeypatch.setitem(ARCHITECTURES, "Tiny", TINY_VIT)
+    monkeypatch.setitem(openai_files.FILES, "Tiny", ("Tiny.pt", digest))
+    assert load_model("Tiny").fingerprint == tiny_vit.fingerprint  # an architecture that no repository is known for
+    register_model("Tiny", registry.published_clip("Tiny", REPO, "for tests"))
+    request.addfinalizer(lambda: registry.unregister_model("Tiny"))
+    assert load_model("tiny", cache_dir=tmp_path, offline=True).fingerprint == tiny_vit.fingerprint
+    assert next(row for row in registry.list_models(tmp_path) if row.name == "Tiny").cached
+    assert not server.requests
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(
+        ModelError, match=rf"Tiny\.pt is not the file that OpenAI published: its SHA.*not {digest[:12]}"
+    ):
+        load_model("tiny", cache_dir=tmp_path)
 
 
 def test_repository_without_weights(server: Hub, tmp_path: Path) -> None:

@@ -68,6 +68,14 @@ def test_options_are_those_of_the_classifier(server: Running, tiny_model: CLIP, 
     assert_same(answer.json(), expected(tiny_model, png(1), CLASSES, **{"views": 8} | options))
 
 
+def test_an_answer_may_be_rejected(server: Running) -> None:
+    for below, rejected in ((1, True), (0, False), (None, None)):
+        assert server.ask(png(1), reject="margin", reject_below=below).json()["rejected"] is rejected
+    refused = server.send({"classes": CLASSES, "reject_below": "2"})
+    assert refused.status_code == 422
+    assert refused.json()["error"]["field"] == "reject_below"
+
+
 def test_a_form_says_the_same_as_json(server: Running) -> None:
     fields = {"classes": CLASSES, "method": "use", "views": "8", "augmix": "true", "seed": "3", "top": "2"}
     by_form = server.send(fields)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from usetta.views import ViewRecipe, make_views
+from usetta.views import Interpolation, ResizeMode, ViewRecipe, make_views
 from usetta.views import device as device_views
 from usetta.views.device import ViewPlan
 from usetta.views.digests import generated_image
@@ -21,11 +21,22 @@ CPU = torch.device("cpu")
     augmix=st.booleans(),
     severity=st.sampled_from([1.0, 10.0]),
     seed=st.integers(0, 10**6),
+    resize_mode=st.sampled_from(["shortest", "squash", "longest"]),
+    interpolation=st.sampled_from(["bicubic", "bilinear"]),
 )
 def test_views_are_those_of_the_host(
-    width: int, height: int, size: int, augmix: bool, severity: float, seed: int
+    width: int,
+    height: int,
+    size: int,
+    augmix: bool,
+    severity: float,
+    seed: int,
+    resize_mode: ResizeMode,
+    interpolation: Interpolation,
 ) -> None:
-    image, recipe = generated_image(width, height), ViewRecipe(6, size, augmix, seed, severity=severity)
+    image = generated_image(width, height)
+    weak = {"resize_mode": resize_mode, "interpolation": interpolation}
+    recipe = ViewRecipe(6, size, augmix, seed, severity=severity, **weak)
     views = ViewPlan(image, "id", recipe).make(CPU)
     expected = make_views(image, "id", recipe)
     assert views.dtype == expected.dtype

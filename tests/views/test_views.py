@@ -212,6 +212,19 @@ def test_weak_view_equals_the_plain_chain(width, height, size):
     assert np.array_equal(np.asarray(result), np.asarray(naive_weak(image, size)))
 
 
+@pytest.mark.parametrize(("width", "height"), [(90, 61), (61, 90), (20, 20), (3, 400), (400, 1)])
+def test_weak_views_of_models_that_were_trained_otherwise(width, height):
+    image = make_image(width, height)
+    squashed = weak_view(image, 33, "squash", "bilinear")
+    expected = image.resize((33, height), Image.BILINEAR).resize((33, 33), Image.BILINEAR)
+    assert np.array_equal(squashed, expected)
+    across, down = (max(1, round(33 * side / max(width, height))) for side in (width, height))
+    small = image.resize((across, height), Image.BICUBIC).resize((across, down), Image.BICUBIC)
+    framed = Image.new("RGB", (33, 33))
+    framed.paste(small, ((33 - small.width) // 2, (33 - small.height) // 2))
+    assert np.array_equal(weak_view(image, 33, "longest"), framed)
+
+
 @settings(max_examples=60, deadline=None)
 @given(width=st.integers(1, 200), height=st.integers(1, 200), augmix=st.booleans(), seed=st.integers(0, 10**6))
 def test_any_size_gives_views_within_the_image(width, height, augmix, seed):
@@ -470,6 +483,8 @@ def test_one_view_is_the_weak_view():
         ({"ratio": (1.0, math.inf)}, "ratio must be"),
         ({"severity": 0.0}, "severity must lie"),
         ({"severity": math.nan}, "severity must lie"),
+        ({"resize_mode": "fit"}, "resize_mode must be one of shortest, squash, longest, not 'fit'"),
+        ({"interpolation": "nearest"}, "interpolation must be one of bicubic, bilinear, not 'nearest'"),
     ],
 )
 def test_wrong_settings(setting, message):
@@ -487,6 +502,7 @@ def test_key_is_readable_and_pinned():
 def test_key_tells_recipes_with_different_views_apart():
     base = ViewRecipe(augmix=True)
     changes = {"views": 8, "size": 32, "augmix": False, "seed": 1, "scale": (0.5, 1.0), "ratio": (1, 1), "severity": 2}
+    changes |= {"resize_mode": "squash", "interpolation": "bilinear"}
     assert set(changes) == {field.name for field in dataclasses.fields(ViewRecipe)}
     keys = {dataclasses.replace(base, **{name: value}).key for name, value in changes.items()}
     assert len(keys | {base.key}) == len(changes) + 1

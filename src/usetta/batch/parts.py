@@ -69,6 +69,10 @@ class PredictionRow:
     """Views that were encoded."""
     error: str | None = None
     """Why there is no answer."""
+    rejected: bool | None = None
+    """Whether the label is only the closest class; None if nothing was to be rejected."""
+    calibrated: float | None = None
+    """Share of answers with this confidence that are right; None without a calibration."""
 
 
 def is_one_file(out: Path) -> bool:
@@ -204,13 +208,16 @@ class Parts:
 
     def _make_file(self) -> None:
         """Join the parts into one file, and remove them."""
-        parquet = arrow("pyarrow.parquet")
+        pa, parquet = arrow("pyarrow"), arrow("pyarrow.parquet")
         schema = self._schema.with_metadata({_METADATA: json.dumps(self._facts, ensure_ascii=False)})
         if parts := self.files():
             with atomic_file(self.out) as file, parquet.ParquetWriter(file, schema) as writer:
                 for part in parts:
                     for batch in parquet.ParquetFile(part).iter_batches():
-                        writer.write_batch(batch.replace_schema_metadata(schema.metadata))
+                        # A part of an earlier version may lack the last columns.
+                        known = batch.schema.names
+                        full = [batch[c.name] if c.name in known else pa.nulls(len(batch), c.type) for c in schema]
+                        writer.write_batch(pa.RecordBatch.from_arrays(full, schema=schema))
         shutil.rmtree(self.folder)
 
 

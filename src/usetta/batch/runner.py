@@ -28,6 +28,7 @@ from usetta.images import ImageError
 from usetta.methods.recipe import Recipe
 from usetta.models import Model
 from usetta.prediction import Prediction
+from usetta.rejection import Calibration, Score
 
 _BATCH_IMAGES = 8
 """Images that travel together,"""
@@ -51,6 +52,9 @@ class BatchSettings:
     """Folder of a feature cache; answers do not depend on it."""
     max_pixels: int | None = None
     """Larger images are refused; by default as by `images.open_image`."""
+    reject: Score | None = None
+    reject_below: float | None = None
+    calibration: Calibration | None = None
 
     def classifier(self, model: Model, reward_model: Model | None = None) -> Classifier:
         """A classifier with these settings."""
@@ -66,6 +70,9 @@ class BatchSettings:
             seed=self.seed,
             cache=self.cache,
             max_pixels=self.max_pixels,
+            reject=self.reject,
+            reject_below=self.reject_below,
+            calibration=self.calibration,
         )
 
     def facts(self, model: Model, reward_model: Model | None = None) -> dict[str, Any]:
@@ -86,6 +93,13 @@ class BatchSettings:
             "top": self.top,
             "classes": list(self.classes),
         }
+        # Only where it differs from what there was before there was a choice, so that old directories can be resumed.
+        weak_view = [getattr(model, "resize_mode", "shortest"), getattr(model, "interpolation", "bicubic")]
+        if weak_view != ["shortest", "bicubic"]:
+            facts["weak_view"] = weak_view
+        if self.reject_below is not None or self.calibration is not None:
+            calibration = asdict(self.calibration) if self.calibration else None
+            facts["rejection"] = {"by": self.reject, "below": self.reject_below, "calibration": calibration}
         if reward_model is not None:
             facts["reward_model"] = {"name": reward_model.name, "fingerprint": reward_model.fingerprint}
         return facts
@@ -203,6 +217,8 @@ class BatchWorker:
             image.key,
             label=answer.label,
             confidence=answer.confidence,
+            rejected=answer.rejected,
+            calibrated=answer.calibrated,
             top_labels=labels,
             top_probabilities=probabilities,
             zero_shot=answer.classes[int(answer.zero_shot.argmax())],

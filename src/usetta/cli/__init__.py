@@ -6,6 +6,7 @@ from usetta.cli import (  # noqa: F401  (they register their commands)
     demo,
     doctor,
     evaluate,
+    export_model,
     listing,
     results,
     sample,

@@ -25,6 +25,10 @@ _WIDEST = 60
 def sentence(answer: "Prediction", top: int = 1) -> str:
     """The most probable classes, and what zero-shot says if it says something else."""
     text = ", ".join(f"{label}  {probability:.1%}" for label, probability in answer.ranked(top))
+    if answer.rejected:
+        from usetta.rejection import NONE_OF_THESE
+
+        return f"{NONE_OF_THESE}  (closest: {text})"
     weak = answer.classes[int(answer.zero_shot.argmax())]
     return text if weak == answer.label else f"{text}  (zero-shot: {weak}  {float(answer.zero_shot.max()):.1%})"
 
@@ -50,10 +54,11 @@ def json_writer(top: int) -> "Callable[[BatchImage, Outcome], None]":
     return write
 
 
-def csv_writer(top: int) -> "Callable[[BatchImage, Outcome], None]":
-    """Writes a row per image below a header."""
+def csv_writer(top: int, rejects: bool = False) -> "Callable[[BatchImage, Outcome], None]":
+    """Writes a row per image below a header; with `rejects` it has two more columns."""
     table = csv.writer(sys.stdout, lineterminator="\n")
     more = [f"{name}_{rank}" for rank in range(2, top + 1) for name in ("label", "probability")]
+    more = [*(["rejected", "calibrated"] if rejects else []), *more]
     table.writerow(["source", "label", "probability", "zero_shot_label", "zero_shot_probability", "error", *more])
 
     def write(image: "BatchImage", outcome: "Outcome") -> None:
@@ -62,7 +67,8 @@ def csv_writer(top: int) -> "Callable[[BatchImage, Outcome], None]":
         else:
             best, *others = [(label, round(probability, 6)) for label, probability in outcome.ranked(top)]
             zero_shot = outcome.to_dict(1)["zero_shot"]
-            cells = [image.name, *best, zero_shot["label"], zero_shot["probability"], "", *chain(*others)]
+            rejection = [str(outcome.rejected).lower(), outcome.to_dict(1)["calibrated"]] if rejects else []
+            cells = [image.name, *best, zero_shot["label"], zero_shot["probability"], "", *rejection, *chain(*others)]
         table.writerow(map(spreadsheet_safe, cells))
         sys.stdout.flush()
 

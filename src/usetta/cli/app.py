@@ -153,6 +153,24 @@ def clear_errors() -> Iterator[None]:
         raise typer.Exit(2 if isinstance(error, ValueError) else 1) from error
 
 
+def read_classes(classes: str) -> list[str]:
+    """The names in the value of --classes."""
+    if classes.startswith("@"):
+        file = classes[1:]
+        try:
+            lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
+        except OSError as error:
+            raise ValueError(f"cannot read class names from {file}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ValueError(f"cannot read class names from {file}: it is not UTF-8 text") from error
+    else:
+        lines = classes.split(",")
+    names = [line.strip() for line in lines if line.strip()]
+    if not names:
+        raise ValueError("no class names given: use --classes 'cat,dog' or --classes @FILE")
+    return names
+
+
 def read_views(text: str, least: int = 1) -> "Views":
     """A number of views, or `adaptive`."""
     from usetta.views import MAX_VIEWS

@@ -39,6 +39,7 @@ from usetta.cli.app import (
     echo,
     note,
     printable,
+    read_classes,
     read_views,
     warn,
 )
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from usetta.images import ImageError
     from usetta.models import Model
     from usetta.prediction import Prediction
+    from usetta.rejection import Calibration
 
     Outcome = Prediction | ImageError
 
@@ -119,6 +121,16 @@ def classify(
     ] = False,
     max_pixels: MaxPixels = None,
     cache: Cache = None,
+    reject_below: Annotated[
+        float | None,
+        typer.Option(help="Reject answers whose score is lower: the image is none of the classes.", min=0, max=1),
+    ] = None,
+    reject: Annotated[
+        str | None, typer.Option(help="The score: confidence (default), margin or entropy; 1 is no doubt.")
+    ] = None,
+    calibration: Annotated[
+        Path | None, typer.Option(help="File of `usetta calibrate`: calibrated confidence, and a threshold.")
+    ] = None,
     engine: EngineName = "local",
     address: Address = "auto",
     workers: Workers = None,
@@ -157,6 +169,9 @@ def classify(
             top=top or (5 if as_json or out else 1),
             cache=cache,
             max_pixels=max_pixels,
+            reject=reject,
+            reject_below=reject_below,
+            calibration=_read_calibration(calibration, reject, reject_below),
         )
         computing = {"precision": precision, "device": device, "compiled": compiled}
         load, load_reward = loader(model, **computing), loader(reward_model, **computing) if reward_model else None
@@ -255,7 +270,8 @@ def _classify_here(
         raise _no_images(sources, options)
     total = None if rest else len(first)
     classifier = _classifier(asked, context, load, load_reward)
-    write = json_writer(asked.top) if kind == "json" else csv_writer(asked.top) if kind == "csv" else None
+    rejects = asked.reject_below is not None or asked.calibration is not None
+    write = json_writer(asked.top) if kind == "json" else csv_writer(asked.top, rejects) if kind == "csv" else None
     write = write or text_writer(first, asked.top)
     under_way: deque[BatchImage] = deque()
 
@@ -375,7 +391,17 @@ def _settings(
     recipe = methods.get(method)
     templates = template or [template_of(context) if context else DEFAULT_TEMPLATE]
     check_without_model(recipe, most_views(settings["views"]), templates)
-    return BatchSettings(tuple(_read_classes(classes)), recipe, tuple(templates), **settings)
+    return BatchSettings(tuple(read_classes(classes)), recipe, tuple(templates), **settings)
+
+
+def _read_calibration(path: Path | None, reject: str | None, below: float | None) -> "Calibration | None":
+    """The calibration; what is wrong with any of the three options is reported before a model is loaded."""
+    from usetta.rejection import Calibration, make_rejection
+
+    known = None if path is None else Calibration.load(path)
+    fitted = {"model": known.model, "fingerprint": known.fingerprint, "method": known.method} if known else None
+    make_rejection(reject, below, known, **(fitted or {"model": "", "fingerprint": "", "method": ""}))  # type: ignore[arg-type]
+    return known
 
 
 def _classifier(
@@ -390,20 +416,3 @@ def _classifier(
     note(f"model: {described(model)}")
     settings = replace(asked, context=load_context(context, model) if context else None)
     return settings.classifier(model, load_reward() if load_reward else None)
-
-
-def _read_classes(classes: str) -> list[str]:
-    if classes.startswith("@"):
-        file = classes[1:]
-        try:
-            lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
-        except OSError as error:
-            raise ValueError(f"cannot read class names from {file}: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise ValueError(f"cannot read class names from {file}: it is not UTF-8 text") from error
-    else:
-        lines = classes.split(",")
-    names = [line.strip() for line in lines if line.strip()]
-    if not names:
-        raise ValueError("no class names given: use --classes 'cat,dog' or --classes @FILE")
-    return names

@@ -85,6 +85,43 @@ def export(
 
 
 @app.command()
+def calibrate(
+    run: Run,
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write.")] = Path("calibration.json"),
+    method: Annotated[
+        str | None, typer.Option("--method", "-m", help="Method of the run. Default: the only one that it has.")
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option("--dataset", "-d", help="Use only this dataset of the run. Default: all.")
+    ] = None,
+    accuracy: Annotated[
+        float, typer.Option(help="Share of the answers that are kept that must be right.", min=0, max=1)
+    ] = 0.9,
+) -> None:
+    """Fit when to trust an answer: a temperature, and a threshold below which answers are rejected.
+
+    The run is one of `usetta eval`, whose labels are known. `usetta classify --calibration FILE` uses what is written.
+    """
+    from usetta.evaluate.calibrate import calibrate as fit
+    from usetta.evaluate.store import Store
+
+    with clear_errors():
+        with Store(run, create=False) as store:
+            fitted = fit(store, method, dataset, accuracy)
+        fitted.calibration.save(out)
+    known = fitted.calibration
+    typer.echo(f"{known.method} by {known.model}, {counted(known.images, 'answer')}")
+    typer.echo(
+        f"temperature {known.temperature:.3f}: calibration error {fitted.ece_before:.1f} -> {fitted.ece_after:.1f}"
+    )
+    typer.echo(
+        f"threshold {known.reject_below:.3f}: {known.kept:.1%} of the answers are kept, and {known.accuracy:.1%} of "
+        f"these are right; of all, {fitted.accuracy_of_all:.1%}"
+    )
+    typer.echo(f"written: {out}")
+
+
+@app.command()
 def reproduce(
     name: Annotated[
         str | None, typer.Argument(help="A table or figure of the paper: table-1, figure-3. Default: list all.")

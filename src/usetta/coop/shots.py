@@ -14,10 +14,9 @@ from torch import Tensor
 
 from usetta.feature_cache import FeatureCache
 from usetta.images import ImageError, ImageSource, image_id, open_image
-from usetta.models.base import Model
+from usetta.models.base import Model, view_recipe
 from usetta.pipeline import ImageRequest, Pipeline
 from usetta.progress import track
-from usetta.views import ViewRecipe
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ def encode_shots(
     model: Model, shots: Sequence[Shot], views: int, seed: int, progress: bool | None, cache: FeatureCache | None = None
 ) -> Tensor:
     """Features (n, V, D) of the weak view and V - 1 random crops, half of them flipped, of each image."""
-    recipe = ViewRecipe(views=views, size=model.image_size, seed=seed)
+    recipe = view_recipe(model, views, seed=seed)
     episodes = Pipeline(model, cache=cache).stream(ImageRequest(shot.image, recipe, id=shot.id) for shot in shots)
     rows = []
     for episode in track(episodes, len(shots), "Encoding", progress):

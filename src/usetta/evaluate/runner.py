@@ -27,6 +27,7 @@ from usetta.evaluate.store import FILE, FailedImage, Store
 from usetta.evaluate.worker import DatasetJob, EvalWorker, Outcome, WorkImage, WorkItem
 from usetta.feature_cache import FeatureCache
 from usetta.models import Model
+from usetta.models.base import view_recipe
 from usetta.pipeline import Pipeline
 from usetta.progress import bar
 from usetta.prompts import DEFAULT_TEMPLATE, TEMPLATES
@@ -230,6 +231,9 @@ def _facts(
     """What the rows depend on, by kind and name: a run directory never mixes two of a kind."""
     varying = ("seed", "augmix")  # of the rows, and of the datasets
     views = {name: value for name, value in asdict(_views(settings, model)).items() if name not in varying}
+    for name, usual in (("resize_mode", "shortest"), ("interpolation", "bicubic")):
+        if views[name] == usual:  # run directories from before there was a choice do not record it
+            del views[name]
     context = hashlib.sha256(settings.context.read_bytes()).hexdigest() if settings.context else None
     yield "run", "model", _identity(model)
     yield "run", "views", views | {"adaptive": settings.views == ADAPTIVE}
@@ -265,7 +269,7 @@ def _identity(model: Model) -> dict[str, Any]:
 
 def _views(settings: EvalSettings, model: Model, augmix: bool = False) -> ViewRecipe:
     views = settings.adaptive_limit if settings.views == ADAPTIVE else most_views(settings.views)
-    return ViewRecipe(views=views, size=model.image_size, augmix=augmix)
+    return view_recipe(model, views, augmix=augmix)
 
 
 def _templates(settings: EvalSettings) -> list[str]:

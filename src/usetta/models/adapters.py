@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from usetta.models.base import ModelError
-from usetta.models.layouts import Statistics, read_json, statistics
+from usetta.models.sidecar import Preprocessing, processor_settings, read_json, read_processor
 from usetta.models.towers import TwoTowers
 
 SIGLIP_FILES = (
@@ -30,6 +30,8 @@ SIGLIP_FILES = (
     "tokenizer.model",
 )
 """What a SigLIP repository may hold beside config.json, as far as it is needed here."""
+
+_HALF = (0.5, 0.5, 0.5)
 
 
 class SiglipText(nn.Module):
@@ -78,15 +80,17 @@ class SiglipText(nn.Module):
 class Siglip(TwoTowers):
     """transformers' `SiglipModel` as a `base.Model`."""
 
-    def __init__(self, model: Any, tokenizer: Any, *, name: str, mean: Statistics, std: Statistics) -> None:
+    def __init__(self, model: Any, tokenizer: Any, *, name: str, preprocessing: Preprocessing) -> None:
         super().__init__(
             name=name,
-            embed_dim=model.config.text_config.projection_size,
+            embed_dim=model.text_model.head.out_features,  # older versions of transformers have no projection_size
             image_size=model.config.vision_config.image_size,
-            mean=mean,
-            std=std,
+            mean=preprocessing.get("mean", _HALF),
+            std=preprocessing.get("std", _HALF),
             logit_scale=math.exp(model.logit_scale.item()),
         )
+        self.resize_mode = preprocessing.get("resize_mode", "squash")
+        self.interpolation = preprocessing.get("interpolation", "bicubic")
         self.config = model.config
         self.image_tower = model.vision_model
         self.text_tower = SiglipText(model.text_model, tokenizer)
@@ -128,16 +132,9 @@ def load_siglip(folder: Path, *, name: str) -> Siglip:
         raise ModelError(f"the weights of {name} in {folder} cannot be loaded ({_first_line(error)})") from None
     model, info = loaded
     _check(model, info, name)
-    processor = folder / "preprocessor_config.json"
-    pixels = read_json(processor) if processor.is_file() else {}
-    half = (0.5, 0.5, 0.5)
-    return Siglip(
-        model.float(),
-        tokenizer,
-        name=name,
-        mean=statistics(pixels.get("image_mean")) or half,
-        std=statistics(pixels.get("image_std")) or half,
-    )
+    source = folder / "preprocessor_config.json"
+    preprocessing = processor_settings(source, read_processor(folder), model.config.vision_config.image_size)
+    return Siglip(model.float(), tokenizer, name=name, preprocessing=preprocessing)
 
 
 def _check(model: Any, info: dict[str, Any], name: str) -> None:

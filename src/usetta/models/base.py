@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # names and errors of models are needed where nobody should w
     from torch import Tensor
 
     from usetta.models.clip import LastBlocks
+    from usetta.views.recipe import Interpolation, ResizeMode, ViewRecipe
 
 
 class ModelError(Exception):
@@ -56,7 +57,8 @@ class Model(Protocol):
 
     A model may also offer `encode_crops(pixels)`, a cheaper `encode_images` for strong views (see `encode_views`),
     `image_fingerprint`, a hash of the image tower alone, which keeps cached features when only the text tower changes,
-    and be a `HasLastBlocks`, which TTL needs.
+    `resize_mode` and `interpolation`, if its weak view is not CLIP's (see `view_recipe`), and be a `HasLastBlocks`,
+    which TTL needs.
     """
 
     name: str
@@ -111,6 +113,15 @@ def no_last_blocks(name: str) -> str:
         f"the image tower of {name} has no attention blocks that can be run again with changes, which TTL needs: "
         "use a CLIP vision transformer such as ViT-B-16, or another method"
     )
+
+
+def view_recipe(model: Model, views: int, *, augmix: bool = False, seed: int = 0) -> ViewRecipe:
+    """The views of an image for `model`: of its size, and the weak one as it was trained with whole images."""
+    from usetta.views.recipe import ViewRecipe
+
+    resize_mode: ResizeMode = getattr(model, "resize_mode", "shortest")
+    interpolation: Interpolation = getattr(model, "interpolation", "bicubic")
+    return ViewRecipe(views, model.image_size, augmix, seed, resize_mode=resize_mode, interpolation=interpolation)
 
 
 def encode_views(model: Model, pixels: Tensor, *, weak: int = 1) -> Tensor:

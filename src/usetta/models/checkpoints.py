@@ -2,8 +2,8 @@
 
 A checkpoint is accepted whole or not at all: every tensor must be there, fit and be finite, and no tensor may be left
 over. The activation and the number of heads are not in the tensors, so they come from the file beside the weights, the
-architecture's entry in `config.ARCHITECTURES`, the published name or the caller. If these disagree, or none of them
-says, that is an error, because the wrong choice gives plausible and slightly worse answers.
+architecture's entry in `config.ARCHITECTURES` or the published name. If these disagree, or none of them says, that is
+an error, because the wrong choice gives plausible and slightly worse answers. Only the caller may overrule them.
 """
 
 import json
@@ -17,19 +17,26 @@ from torch import Tensor
 
 from usetta.models.base import ModelError
 from usetta.models.clip import CLIP
-from usetta.models.config import ARCHITECTURES, Activation, CLIPConfig, ResNetConfig, TextConfig, ViTConfig
+from usetta.models.config import (
+    ARCHITECTURES,
+    Activation,
+    CLIPConfig,
+    ResNetConfig,
+    TextConfig,
+    ViTConfig,
+    activation_of_name,
+)
 from usetta.models.layouts import (
     LOGIT_SCALE,
     Layout,
-    Sidecar,
     State,
     detect,
     missing_and_surplus,
     own_shape,
-    read_sidecar,
     to_foreign,
     to_own,
 )
+from usetta.models.sidecar import Sidecar, read_sidecar
 from usetta.models.state_files import is_torchscript, read_state, scripted_activation
 from usetta.models.tokenizer import CLIPTokenizer, default_tokenizer
 
@@ -45,23 +52,50 @@ def load_checkpoint(
     """The model in `path`.
 
     architecture: the entry of `ARCHITECTURES` it must have; by default it is inferred.
-    activation: what the caller knows about it. It must agree with whatever else is known.
+    activation: the caller's, whatever the file beside the weights and their name say.
     published_as: the id under which the file was published, which may imply the activation; by default its file name.
     """
     state = read_state(path)
     layout = detect(state, str(path))
     beside = read_sidecar(path.parent, layout)
-    config = ARCHITECTURES[architecture] if architecture else infer_sizes(state, layout, str(path))
-    keys = _check(state, config, layout, path, architecture)
-    config = _with_heads(_without_heads(config), beside, path)
-    config = replace(config, activation=_resolve_activation(path, activation, beside, published_as or path.name))
-    if beside:
-        config = replace(config, mean=beside.mean or config.mean, std=beside.std or config.std)
+    config, keys = _fitting(state, layout, beside, str(path), architecture)
+    activation = activation or _find_activation(path, beside, published_as or path.name)
+    config = replace(config, activation=activation, **(beside.preprocessing if beside else {}))
     vocabulary = path.with_name("tokenizer.json")
     tokenizer = CLIPTokenizer.from_json(vocabulary) if vocabulary.is_file() else default_tokenizer()
+    return _build(state, layout, keys, config, tokenizer, str(path), name)
+
+
+def clip_from_state(state: State, beside: Sidecar, tokenizer: CLIPTokenizer, *, name: str) -> CLIP:
+    """The model with the weights of `state`, which are copied, and the settings that `beside` states."""
+    layout = detect(state, name)
+    config, keys = _fitting(state, layout, beside, name, None)
+    config = replace(config, activation=beside.activation or config.activation, **beside.preprocessing)
+    copied = {key: tensor.detach().clone() for key, tensor in state.items()}
+    return _build(copied, layout, keys, config, tokenizer, name, name)
+
+
+def _fitting(
+    state: State, layout: Layout, beside: Sidecar | None, source: str, architecture: str | None
+) -> tuple[CLIPConfig, list[str]]:
+    """The architecture of `state`, which fills it, and our keys."""
+    config = ARCHITECTURES[architecture] if architecture else infer_sizes(state, layout, source)
+    keys = _check(state, config, layout, source, architecture)
+    return _with_heads(_without_heads(config), beside, source), keys
+
+
+def _build(
+    state: State,
+    layout: Layout,
+    keys: list[str],
+    config: CLIPConfig,
+    tokenizer: CLIPTokenizer,
+    source: str,
+    name: str,
+) -> CLIP:
     if tokenizer.vocab_size > config.text.vocab_size:
         raise ModelError(
-            f"{path} has embeddings for {config.text.vocab_size} tokens, but its tokenizer has {tokenizer.vocab_size}"
+            f"{source} has embeddings for {config.text.vocab_size} tokens, but its tokenizer has {tokenizer.vocab_size}"
         )
     scale = math.exp(float(state[LOGIT_SCALE]))
     return CLIP.from_state(config, to_own(state, keys, layout), name=name, logit_scale=scale, tokenizer=tokenizer)
@@ -100,7 +134,7 @@ def infer_sizes(state: State, layout: Layout, source: str) -> CLIPConfig:
     return CLIPConfig(shape("text_tower.projection")[1], vision, text)
 
 
-def _with_heads(config: CLIPConfig, beside: Sidecar | None, path: Path) -> CLIPConfig:
+def _with_heads(config: CLIPConfig, beside: Sidecar | None, source: str) -> CLIPConfig:
     """The same architecture with its numbers of heads, from the table of architectures or the file beside it."""
     known = next((known for known in ARCHITECTURES.values() if _without_heads(known) == config), None)
     if beside and beside.vision_heads and beside.text_heads:
@@ -114,7 +148,7 @@ def _with_heads(config: CLIPConfig, beside: Sidecar | None, path: Path) -> CLIPC
         return stated
     if known is None:
         raise ModelError(
-            f"{path} has an unknown architecture ({_describe(config)}), so its number of attention heads is "
+            f"{source} has an unknown architecture ({_describe(config)}), so its number of attention heads is "
             "unknown; put the published open_clip_config.json or config.json beside it"
         )
     return known
@@ -137,35 +171,30 @@ def _describe(config: CLIPConfig) -> str:
     )
 
 
-def _resolve_activation(path: Path, given: Activation | None, beside: Sidecar | None, published_as: str) -> Activation:
-    """The one activation that all sources agree on."""
+def _find_activation(path: Path, beside: Sidecar | None, published_as: str) -> Activation:
+    """The one activation that all sources agree on; else what the file beside means by saying nothing."""
     sources: dict[str, Activation | None] = {
-        "the caller": given,
         beside.path.name if beside else "": beside.activation if beside else None,
         "the code in the file": scripted_activation(path) if is_torchscript(path) else None,
         f"the name {published_as}": activation_of_name(published_as),
     }
     stated = {source: value for source, value in sources.items() if value}
     if not stated:
+        if beside and beside.default_activation:
+            return beside.default_activation
         raise ModelError(
             f"the activation of {path} is unknown: pass activation='quick_gelu' for weights from OpenAI (and other "
             "QuickGELU models) or activation='gelu' for weights from LAION and DataComp"
         )
     if len(set(stated.values())) > 1:
         listed = ", ".join(f"{source} says {value}" for source, value in stated.items())
-        raise ModelError(f"the activation of {path} is contradictory: {listed}")
+        raise ModelError(
+            f"the activation of {path} is contradictory: {listed}; pass activation='quick_gelu' or 'gelu' to decide"
+        )
     return next(iter(stated.values()))
 
 
-def activation_of_name(name: str) -> Activation | None:
-    """What a published name implies: OpenAI trained with QuickGELU, LAION and DataComp with GELU unless it says so."""
-    lowered = name.lower()
-    if "quickgelu" in lowered or "quick_gelu" in lowered or "openai" in lowered:
-        return "quick_gelu"
-    return "gelu" if "laion" in lowered or "datacomp" in lowered else None
-
-
-def _check(state: State, config: CLIPConfig, layout: Layout, path: Path, architecture: str | None) -> list[str]:
+def _check(state: State, config: CLIPConfig, layout: Layout, source: str, architecture: str | None) -> list[str]:
     """Our keys, once `state` is known to fill them all with finite tensors of the right shape."""
     with torch.device("meta"):
         expected = {key: tuple(tensor.shape) for key, tensor in CLIP(config, name="").state_dict().items()}
@@ -178,11 +207,11 @@ def _check(state: State, config: CLIPConfig, layout: Layout, path: Path, archite
     if problems:
         wanted = architecture or _describe(config)
         raise ModelError(
-            f"{path} does not fit {wanted}{_looks_like(state, layout, architecture)}; {'; '.join(problems)}"
+            f"{source} does not fit {wanted}{_looks_like(state, layout, architecture)}; {'; '.join(problems)}"
         )
     infinite = [key for key, tensor in state.items() if not _finite(tensor)]
     if infinite:
-        raise ModelError(f"{path} has NaN or infinite values in {_first_few(infinite)}")
+        raise ModelError(f"{source} has NaN or infinite values in {_first_few(infinite)}")
     return list(expected)
 
 
@@ -238,7 +267,12 @@ def save_model(model: CLIP, folder: Path) -> Path:
                 "layers": text.layers,
             },
         },
-        "preprocess_cfg": {"mean": config.mean, "std": config.std},
+        "preprocess_cfg": {
+            "mean": config.mean,
+            "std": config.std,
+            "interpolation": config.interpolation,
+            "resize_mode": config.resize_mode,
+        },
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "open_clip_config.json").write_text(json.dumps(described, indent=2), encoding="utf-8")

@@ -116,7 +116,7 @@ class VisionTransformer(nn.Module):
     def embed_patches(self, pixels: Tensor) -> Tensor:
         """Hidden states before the first block (n, tokens, width), the class token first."""
         patches = self.patches(pixels).flatten(2).transpose(1, 2)
-        first = self.class_embedding.expand(len(pixels), 1, -1)
+        first = self.class_embedding.expand(pixels.shape[0], 1, -1)  # not len(), which an export would take as fixed
         hidden: Tensor = self.ln_pre(torch.cat([first, patches], 1) + self.positional_embedding)
         return hidden
 
@@ -280,6 +280,7 @@ class CLIP(TwoTowers):
         )
         self.config = config
         self.is_random = is_random
+        self.resize_mode, self.interpolation = config.resize_mode, config.interpolation
         self.register_module("int8_blocks", None)
         self.image_tower = (
             VisionTransformer(config, config.vision)

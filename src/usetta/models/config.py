@@ -5,8 +5,14 @@ activation. Neither the number of heads nor the activation can be read off the s
 plausible but wrong features when guessed, so they are always stated, here or by the file that comes with the weights.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:  # architectures have names where nobody should wait for torch to be imported
+    from usetta.views.recipe import Interpolation, ResizeMode
 
 Activation = Literal["quick_gelu", "gelu"]
 
@@ -71,6 +77,9 @@ class CLIPConfig:
     activation: Activation = "quick_gelu"
     mean: tuple[float, float, float] = OPENAI_MEAN
     std: tuple[float, float, float] = OPENAI_STD
+    # How the weak view is made is part of the view recipe, so it stays out of the description that fingerprints hash.
+    resize_mode: ResizeMode = field(default="shortest", repr=False)
+    interpolation: Interpolation = field(default="bicubic", repr=False)
 
 
 _TEXT_512 = TextConfig(width=512, layers=12, heads=8)
@@ -84,3 +93,17 @@ ARCHITECTURES: dict[str, CLIPConfig] = {
     "RN50": CLIPConfig(1024, ResNetConfig(224, width=64, layers=(3, 4, 6, 3), heads=32), _TEXT_512),
     "RN101": CLIPConfig(512, ResNetConfig(224, width=64, layers=(3, 4, 23, 3), heads=32), _TEXT_512),
 }
+
+# What published weights were trained with, by their name; the first that matches. From open_clip's table of weights.
+_ACTIVATIONS: tuple[tuple[str, Activation], ...] = (
+    (r"quick.?gelu|openai", "quick_gelu"),
+    (r"(patch32_clip_224|b.?32).*laion400m", "quick_gelu"),  # LAION's only models with QuickGELU
+    (r"metaclip_altogether|dfn2b.*39b", "gelu"),
+    (r"metaclip|dfn\d+b|yfcc15m|cc12m", "quick_gelu"),
+    (r"laion|datacomp|commonpool", "gelu"),
+)
+
+
+def activation_of_name(name: str) -> Activation | None:
+    """The activation that weights published under this name were trained with, if it is known."""
+    return next((known for pattern, known in _ACTIVATIONS if re.search(pattern, name.lower())), None)

@@ -21,21 +21,17 @@ from typing import TYPE_CHECKING
 
 from usetta.models.base import Model, ModelError, UnknownModelError
 from usetta.models.config import ARCHITECTURES, Activation
+from usetta.models.sources import OPEN_CLIP_FILE, companions, from_hub, from_openai, from_path
 from usetta.registry import Registry
 
 if TYPE_CHECKING:
     import torch
 
-    from usetta.models.adapters import Siglip
     from usetta.models.clip import CLIP
 
 PREFERRED = "ViT-B-16"
 """What `auto` is, where its weights can be had."""
 
-_OPEN_CLIP_FILE = "open_clip_model.safetensors"
-
-# Best first: repositories of timm hold their image tower alone as model.safetensors beside open_clip's file.
-_WEIGHT_FILES = (_OPEN_CLIP_FILE, "model.safetensors", "open_clip_pytorch_model.bin", "pytorch_model.bin")
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 
 _log = logging.getLogger("usetta")
@@ -50,6 +46,8 @@ class LoadOptions:
     """Of the hub; None is its usual one."""
     offline: bool = False
     activation: Activation | None = None
+    revision: str | None = None
+    """Of the hub's repository; None is the one that was checked, or else the newest."""
 
 
 @dataclass(frozen=True)
@@ -127,13 +125,14 @@ def load_model(
     for_device: str | None = None,
     cache_dir: Path | None = None,
     offline: bool = False,
+    revision: str | None = None,
     seed: int = 0,
 ) -> Model:
     """Load a model.
 
     name: a name of `list_models`, a hub id (`org/repo`, or `org/repo@revision`), or a path of a file or folder.
     weights: a local file with weights for the named architecture, or "random" for meaningless ones drawn from `seed`.
-    activation: "quick_gelu" or "gelu", where neither a configuration beside the weights nor their name says.
+    activation: "quick_gelu" or "gelu", to overrule the configuration beside the weights, or where nothing says.
     device: "auto" (CUDA, else MPS, else CPU) or a device of torch.
     precision: of the image tower: fp32, bf16, fp16 (on a GPU), int8 (on a CPU), or "auto", the fastest that agrees with
         fp32 (see `precision.resolve_precision`).
@@ -141,13 +140,15 @@ def load_model(
     for_device: the type of device that workers have, for a driver that loads the model they compute with but has no
         such device: the precision is right there, and this model may not be able to compute.
     offline: use what is in the cache, never the network.
+    revision: of the hub's repository (a commit, branch or tag); by default the one that the name stands for, which is a
+        fixed commit for the models of this package, and the newest for a hub id.
     """
     import torch
 
     from usetta.models.precision import check_precision, prepare, resolve_device
 
     check_precision(precision)
-    options = LoadOptions(resolve_device(device), cache_dir, offline, activation)
+    options = LoadOptions(resolve_device(device), cache_dir, offline, activation, revision)
     model = _load(name, weights, options, seed)
     prepare(model, precision, compiled=compiled, for_device=torch.device(for_device) if for_device else None)
     return model
@@ -167,6 +168,7 @@ def pull_model(name: str, log: Callable[[str], object]) -> Path | str:
 
 def _load(name: str, weights: str | Path | None, options: LoadOptions, seed: int) -> Model:
     if weights is not None:
+        _refuse_revision(options)
         architecture = _architecture(name)
         if architecture is None:
             raise ModelError(
@@ -175,18 +177,26 @@ def _load(name: str, weights: str | Path | None, options: LoadOptions, seed: int
         if weights == "random":
             return _random(architecture, options.activation, seed).to(options.device)
         path = Path(weights).expanduser()
-        return _from_path(path, options.activation, architecture=architecture).to(options.device)
+        return from_path(path, options.activation, architecture=architecture).to(options.device)
     entry = _MODELS.find(name)
     if entry is not None:
         return entry.load(options)
     if architecture := _architecture(name):
+        if model := from_openai(architecture, options):
+            return model
         raise ModelError(f"there are no known weights for {architecture}: use a weights file (--model FILE)")
     path = Path(name).expanduser()
     if path.exists() or path.suffix in _SUFFIXES or name.startswith((".", "/", "~")):
-        return _from_path(path, options.activation).to(options.device)
+        _refuse_revision(options)
+        return from_path(path, options.activation).to(options.device)
     if _is_hub_id(name):
-        return _from_hub(name, options).to(options.device)
+        return from_hub(name, options).to(options.device)
     return _MODELS.get(name).load(options)  # which raises the error that suggests a name
+
+
+def _refuse_revision(options: LoadOptions) -> None:
+    if options.revision:
+        raise ModelError(f"a file has no revision {options.revision}: only models from the hub do")
 
 
 def _random(name: str, activation: Activation | None, seed: int) -> "CLIP":
@@ -195,69 +205,6 @@ def _random(name: str, activation: Activation | None, seed: int) -> "CLIP":
     warnings.warn(f"{name} has random weights: its answers mean nothing", stacklevel=4)
     config = ARCHITECTURES[name]
     return random_model(replace(config, activation=activation or config.activation), name=f"{name}-random", seed=seed)
-
-
-# --- files and folders, and the hub ----------------------------------------------------------------------------------
-
-
-def _from_path(path: Path, activation: Activation | None, architecture: str | None = None) -> "CLIP | Siglip":
-    from usetta.models.checkpoints import load_checkpoint
-
-    if path.is_dir():
-        if architecture is None and _is_siglip(path / "config.json"):
-            return _siglip(path, path.name)
-        files = [path / file for file in _WEIGHT_FILES if (path / file).is_file()]
-        if not files:
-            raise ModelError(f"{path} contains no weights, that is none of {', '.join(_WEIGHT_FILES)}")
-        path = files[0]
-    return load_checkpoint(path, name=architecture or path.stem, architecture=architecture, activation=activation)
-
-
-def _from_hub(name: str, options: LoadOptions) -> "CLIP | Siglip":
-    from usetta.models.checkpoints import load_checkpoint
-    from usetta.models.hub import download_optional
-
-    repo, _, revision = name.partition("@")
-
-    def optional(file: str) -> Path | None:
-        return download_optional(
-            repo, file, revision=revision or None, cache_dir=options.cache_dir, offline=options.offline
-        )
-
-    config = optional("config.json")
-    if config and _is_siglip(config):
-        from usetta.models.adapters import SIGLIP_FILES
-
-        for file in SIGLIP_FILES:
-            optional(file)
-        return _siglip(config.parent, name)
-    for file in _WEIGHT_FILES:
-        path = optional(file)
-        if path:
-            for companion in _companions(file):
-                optional(companion)
-            return load_checkpoint(path, name=name, activation=options.activation, published_as=repo)
-    where = "the cache" if options.offline else "the hub"
-    raise ModelError(f"{repo} has no supported weights in {where}, that is none of {', '.join(_WEIGHT_FILES)}")
-
-
-def _companions(file: str) -> tuple[str, ...]:
-    """The files that hold what cannot be read off the weights."""
-    if file.startswith("open_clip"):
-        return ("open_clip_config.json",)
-    return ("config.json", "preprocessor_config.json", "tokenizer.json")
-
-
-def _is_siglip(config: Path) -> bool:
-    from usetta.models.layouts import read_json
-
-    return config.is_file() and str(read_json(config).get("model_type")).startswith("siglip")
-
-
-def _siglip(folder: Path, name: str) -> "Siglip":
-    from usetta.models.adapters import load_siglip
-
-    return load_siglip(folder, name=name)
 
 
 def _is_hub_id(name: str) -> bool:
@@ -270,37 +217,42 @@ def _is_hub_id(name: str) -> bool:
 
 
 def published_clip(
-    name: str, repo: str, description: str, *, file: str = _OPEN_CLIP_FILE, activation: Activation = "quick_gelu"
+    name: str, repo: str, description: str, *, file: str = OPEN_CLIP_FILE, revision: str | None = None
 ) -> ModelEntry:
-    """A CLIP of the architecture `name`, published in `file` of a hub repository."""
+    """A CLIP of the architecture `name`, published in `file` of a hub repository, by default of this `revision`."""
     return ModelEntry(
-        partial(_load_published, name, repo, file, activation),
+        partial(_load_published, name, repo, file, revision),
         architecture=name,
         source=repo,
         description=description,
-        is_cached=partial(_is_published_cached, repo, file),
+        is_cached=partial(_is_published_cached, name, repo, file, revision),
     )
 
 
-def _load_published(name: str, repo: str, file: str, activation: Activation, options: LoadOptions) -> Model:
+def _load_published(name: str, repo: str, file: str, pinned: str | None, options: LoadOptions) -> Model:
+    from usetta.models import hub
     from usetta.models.checkpoints import load_checkpoint
-    from usetta.models.hub import NotInCacheError, download, download_optional
 
-    path = download(repo, file, cache_dir=options.cache_dir, offline=options.offline)
-    for companion in _companions(file):
+    revision = options.revision or pinned
+    cached = hub.is_cached(repo, file, options.cache_dir, revision)
+    # OpenAI's own file has the same weights, and may be here already.
+    if not cached and not options.revision and (local := from_openai(name, options)):
+        return local
+    path = hub.download(repo, file, revision=revision, cache_dir=options.cache_dir, offline=options.offline)
+    for companion in companions(file):
         # It only confirms what is known here of these weights, so they can be used without it.
-        with suppress(NotInCacheError):
-            download_optional(repo, companion, cache_dir=options.cache_dir, offline=options.offline)
-    model = load_checkpoint(
-        path, name=name, architecture=name, activation=options.activation or activation, published_as=repo
-    )
+        with suppress(hub.NotInCacheError):
+            hub.download_optional(
+                repo, companion, revision=revision, cache_dir=options.cache_dir, offline=options.offline
+            )
+    model = load_checkpoint(path, name=name, architecture=name, activation=options.activation, published_as=repo)
     return model.to(options.device)
 
 
-def _is_published_cached(repo: str, file: str, cache_dir: Path | None) -> bool:
-    from usetta.models import hub
+def _is_published_cached(name: str, repo: str, file: str, revision: str | None, cache_dir: Path | None) -> bool:
+    from usetta.models import hub, openai_files
 
-    return hub.is_cached(repo, file, cache_dir)
+    return hub.is_cached(repo, file, cache_dir, revision) or openai_files.find(name) is not None
 
 
 def _load_embedded(options: LoadOptions) -> Model:
@@ -355,11 +307,37 @@ register_model(
         _is_embedded_cached,
     ),
 )
-for _name, _repo, _description in (
-    ("ViT-B-32", "timm/vit_base_patch32_clip_224.openai", "OpenAI's fastest"),
-    ("ViT-B-16", "timm/vit_base_patch16_clip_224.openai", "the paper's main model"),
-    ("ViT-L-14", "timm/vit_large_patch14_clip_224.openai", "OpenAI's large model"),
-    ("ViT-L-14-336", "timm/vit_large_patch14_clip_336.openai", "the same at 336 pixels"),
-    ("RN50", "timm/resnet50_clip.openai", "the paper's residual network"),
+# The revisions that public material names with the SHA-256 of their weights; looked up on 2026-11-18.
+for _name, _repo, _revision, _description in (
+    (
+        "ViT-B-32",
+        "timm/vit_base_patch32_clip_224.openai",
+        "a6f597a30f7b82c51704746581f9a4e41421e878",
+        "OpenAI's fastest",
+    ),
+    (
+        "ViT-B-16",
+        "timm/vit_base_patch16_clip_224.openai",
+        "977e3dd0ec55ab8da155f2fbeb6b5f54948b6e3d",
+        "the paper's main model",
+    ),
+    (
+        "ViT-L-14",
+        "timm/vit_large_patch14_clip_224.openai",
+        "18d0535469bb561bf468d76c1d73aa35156c922b",
+        "OpenAI's large model",
+    ),
+    (
+        "ViT-L-14-336",
+        "timm/vit_large_patch14_clip_336.openai",
+        "81e38efc4637de5023b10e75a7f9bd1c6fa6b010",
+        "the same at 336 pixels",
+    ),
+    (
+        "RN50",
+        "timm/resnet50_clip.openai",
+        "ec3d92cf63a5f9d591f0d611b736895966c73076",
+        "the paper's residual network",
+    ),
 ):
-    register_model(_name, published_clip(_name, _repo, _description))
+    register_model(_name, published_clip(_name, _repo, _description, revision=_revision))

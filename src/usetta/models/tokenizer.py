@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import ftfy
 import torch
@@ -83,11 +84,20 @@ class CLIPTokenizer:
     def from_json(cls, path: Path) -> "CLIPTokenizer":
         """From the `tokenizer.json` of a CLIP repository on the hub."""
         try:
-            model = json.loads(path.read_text(encoding="utf-8"))["model"]
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ModelError(f"{path} is not the tokenizer.json of a CLIP model ({error!r})") from None
+        return cls.from_content(content, str(path))
+
+    @classmethod
+    def from_content(cls, content: Any, source: str) -> "CLIPTokenizer":
+        """From what such a file contains; `source` names it in errors."""
+        try:
+            model = content["model"]
             merges = [tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in model["merges"]]
             return cls(merges, model["vocab"])
         except (ValueError, KeyError, TypeError) as error:
-            raise ModelError(f"{path} is not the tokenizer.json of a CLIP model ({error!r})") from None
+            raise ModelError(f"{source} is not the tokenizer.json of a CLIP model ({error!r})") from None
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, without the start and end tokens."""

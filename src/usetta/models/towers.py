@@ -15,6 +15,7 @@ from torch.nn.functional import normalize
 
 from usetta.models.base import no_last_blocks
 from usetta.models.parallel import map_chunks
+from usetta.views.recipe import Interpolation, ResizeMode
 
 if TYPE_CHECKING:
     from usetta.models.clip import LastBlocks
@@ -30,6 +31,8 @@ class TwoTowers(nn.Module, ABC):
     """
 
     is_random = False
+    resize_mode: ResizeMode = "shortest"
+    interpolation: Interpolation = "bicubic"
     image_tower: nn.Module
 
     def __init__(

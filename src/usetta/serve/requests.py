@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -15,10 +16,11 @@ from usetta.images import ImageError
 from usetta.methods.recipe import Recipe
 from usetta.prediction import Prediction
 from usetta.prompts import TEMPLATES
+from usetta.rejection import Rejection
 from usetta.serve.middleware import log_fields
 from usetta.serve.parsing import Options, ParsedRequest, Upload, check_content_type
 from usetta.serve.prompt_cache import PromptKey
-from usetta.serve.schemas import ApiError, ClassifyOptions, CompareOptions
+from usetta.serve.schemas import ApiError, ClassifyOptions, CompareOptions, SharedOptions
 from usetta.serve.service import ModelService
 from usetta.serve.settings import Limits
 from usetta.serve.worker import ClassifyTask, RefusedError
@@ -114,7 +116,7 @@ async def answer_one(
     upload = parsed.uploads[number]
     with refusals(upload):
         _, (prediction,) = await service.answer(task, upload)
-    return answer_of(prediction, task, task.recipes[0], parsed.options.top)
+    return answer_of(prediction, task, task.recipes[0], parsed.options)
 
 
 async def answer_all(
@@ -133,9 +135,12 @@ async def answer_all(
     return await _gather(answer(number) for number in range(len(parsed.uploads)))
 
 
-def answer_of(prediction: Prediction, task: ClassifyTask, recipe: Recipe, top: int) -> dict[str, Any]:
+def answer_of(prediction: Prediction, task: ClassifyTask, recipe: Recipe, options: SharedOptions) -> dict[str, Any]:
     """A prediction as callers see it."""
-    answer = prediction.to_dict(top)
+    if options.reject_below is not None:
+        prediction = replace(prediction, rejection=Rejection(options.reject_below, options.reject))
+    answer = prediction.to_dict(options.top)
+    del answer["calibrated"]  # a server has no calibration
     return {"source": answer.pop("source"), "model": task.prompts.model, "method": recipe.name} | answer
 
 

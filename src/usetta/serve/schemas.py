@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 from starlette.responses import JSONResponse
 
 from usetta.adaptive import ADAPTIVE, STAGES, Views
+from usetta.rejection import Score
 from usetta.serve.settings import Limits
 
 EXAMPLE_IMAGE = "iVBORw0KGgoAAAANSUhEUgAAAAIAAAACCAIAAAD91JpzAAAAEklEQVR42mP4X8EgJycHwkAWABt6A6Oa77sGAAAAAElFTkSuQmCC"
@@ -80,6 +81,10 @@ class SharedOptions(BaseModel):
         None, min_length=1, description="Texts with {} for the class name; several, or `ensemble`, are averaged."
     )
     top: int = Field(5, ge=1, description="How many classes are ranked in the answer.")
+    reject_below: float | None = Field(
+        None, ge=0, le=1, description="Reject answers whose score is lower: the image is none of the classes."
+    )
+    reject: Score = Field("confidence", description="The score, from 0 to 1, which is no doubt.")
 
 
 class ClassifyOptions(SharedOptions):
@@ -202,6 +207,7 @@ _ANSWER: dict[str, Any] = {
     "method": "use",
     "label": "tabby cat",
     "probability": 0.77,
+    "rejected": None,
     "ranked": [{"label": "tabby cat", "probability": 0.77}, {"label": "red fox", "probability": 0.23}],
     "zero_shot": {"label": "red fox", "probability": 0.51},
     "why": {
@@ -231,6 +237,10 @@ class ImageAnswer(BaseModel):
     method: str
     label: str
     probability: float
+    rejected: bool | None = Field(
+        description="Whether `label` is only the closest class, as the image is probably none of them; null unless "
+        "`reject_below` was given."
+    )
     ranked: list[RankedClass] = Field(description="The most probable classes.")
     zero_shot: RankedClass = Field(description="The answer of zero-shot CLIP: the image alone, nothing tuned.")
     why: Reasons

@@ -22,6 +22,7 @@ from usetta.coop import load_context, template_of
 from usetta.episode import Episode
 from usetta.feature_cache import FeatureCache
 from usetta.models import Model, ModelError, load_model
+from usetta.models.base import view_recipe
 from usetta.pipeline import ImageRequest, PendingImage, Pipeline
 from usetta.prediction import Prediction
 from usetta.serve.monitoring import ServerMetrics
@@ -30,7 +31,6 @@ from usetta.serve.prompt_cache import LearnedContext, PromptCache, PromptKey
 from usetta.serve.schemas import ApiError
 from usetta.serve.settings import Settings
 from usetta.serve.worker import ClassifyTask, Job, JobQueue, TaskProgress, ViewBudget, launch
-from usetta.views import ViewRecipe
 
 _KEPT_PIXELS = 4_000_000
 """An image of more pixels is not kept open between stages but decoded again: 64 requests may hold one each."""
@@ -146,8 +146,7 @@ class ModelService:
                     return pending.episode, predictions
 
     def _request(self, task: ClassifyTask, upload: Upload, keep_pixels: bool) -> ImageRequest:
-        size = self.models[task.prompts.model].image_size
-        every = ViewRecipe(views=task.views, size=size, augmix=task.augmix, seed=task.seed)
+        every = view_recipe(self.models[task.prompts.model], task.views, augmix=task.augmix, seed=task.seed)
         adaptive = task.adaptive and not task.weak_only
         return ImageRequest(
             upload.file,

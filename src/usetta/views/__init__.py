@@ -5,11 +5,22 @@
 
 from usetta.views.augmix import Operation
 from usetta.views.make import apply_view, make_views, weak_view
-from usetta.views.recipe import MAX_VIEWS, ViewDraw, ViewRandom, ViewRecipe, draw_view, draw_views
+from usetta.views.recipe import (
+    MAX_VIEWS,
+    Interpolation,
+    ResizeMode,
+    ViewDraw,
+    ViewRandom,
+    ViewRecipe,
+    draw_view,
+    draw_views,
+)
 
 __all__ = [
     "MAX_VIEWS",
+    "Interpolation",
     "Operation",
+    "ResizeMode",
     "ViewDraw",
     "ViewRandom",
     "ViewRecipe",

@@ -22,7 +22,7 @@ from torch import Tensor
 from usetta.views import augmix
 from usetta.views.augmix import Operation, ShearedLines
 from usetta.views.make import apply_view, far_ends, weak_geometry
-from usetta.views.recipe import ViewDraw, ViewRandom, ViewRecipe, draw_view
+from usetta.views.recipe import Interpolation, ResizeMode, ViewDraw, ViewRandom, ViewRecipe, draw_view
 
 _BITS = 22
 _MOST_VALUES = 1 << 26
@@ -45,7 +45,8 @@ class ViewPlan:
         self.recipe = recipe
         self._image = torch.empty((image.height, image.width, 3), dtype=torch.uint8, pin_memory=pin)
         self._image.numpy()[:] = np.asarray(image)
-        self._weak = [_weak_taps(image.width, image.height, recipe.size)] if 0 in part else []
+        weak = recipe.size, recipe.resize_mode, recipe.interpolation
+        self._weak = [_weak_taps(image.width, image.height, *weak)] if 0 in part else []
         self._draws: list[ViewDraw] = []
         for view in part:
             if view:
@@ -110,7 +111,7 @@ def taps(sizes: Sequence[int] | Array, out: int, kernel: Callable[[Array], Array
 
 
 def bilinear(x: Array) -> Array:
-    """The kernel of strong views, which reaches 1 pixel far."""
+    """The kernel of strong views, which reaches 1 pixel far. A weak view may use it too."""
     return np.where(np.abs(x) < 1, 1 - np.abs(x), 0.0)
 
 
@@ -153,13 +154,19 @@ def _taps_of_group(number: int, out: int) -> Taps:
 
 
 @lru_cache(maxsize=64)
-def _weak_taps(width: int, height: int, size: int) -> tuple[Taps, Taps]:
-    x, y = far_ends(width, height)
-    across, down, left, top = weak_geometry(width - 2 * x, height - 2 * y, size)
+def _weak_taps(
+    width: int, height: int, size: int, resize_mode: ResizeMode, interpolation: Interpolation
+) -> tuple[Taps, Taps]:
+    x, y = far_ends(width, height) if resize_mode == "shortest" else (0, 0)
+    across, down, left, top = weak_geometry(width - 2 * x, height - 2 * y, size, resize_mode)
+    kernel, reach = (bicubic, 2) if interpolation == "bicubic" else (bilinear, 1)
     axes = []
     for whole, end, after, start in ((width, x, across, left), (height, y, down, top)):
-        first, weights = (table[:, start : start + size] for table in taps([whole - 2 * end], after, bicubic, 2))
-        axes.append(Taps(first + end, weights))
+        first, weights = taps([whole - 2 * end], after, kernel, reach)
+        margins = max(0, -start), max(0, start + size - after)  # weights of 0 make them black
+        first, weights = np.pad(first, ((0, 0), margins)), np.pad(weights, ((0, 0), margins, (0, 0)))
+        cut = slice(start + margins[0], start + margins[0] + size)
+        axes.append(Taps(first[:, cut] + end, weights[:, cut]))
     return axes[0], axes[1]
 
 

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from usetta.views.augmix import mix, write_channels
-from usetta.views.recipe import ViewDraw, ViewRandom, ViewRecipe, draw_view
+from usetta.views.recipe import Interpolation, ResizeMode, ViewDraw, ViewRandom, ViewRecipe, draw_view
+
+_RESAMPLING = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
 
 def make_views(
@@ -41,7 +43,7 @@ def make_views(
         rng = ViewRandom()
         for place, view in iter(pending.get, None):
             if view == 0:
-                write_channels(weak_view(image, S), pixels[place])
+                write_channels(weak_view(image, S, recipe.resize_mode, recipe.interpolation), pixels[place])
                 if recipe.augmix:
                     pixels[place] /= 255
             else:
@@ -57,17 +59,25 @@ def make_views(
     return torch.from_numpy(pixels)
 
 
-def weak_view(image: Image.Image, size: int) -> Image.Image:
-    """Resize the shorter side to `size` (bicubic) and cut out the central square."""
-    x, y = far_ends(image.width, image.height)
+def weak_view(
+    image: Image.Image, size: int, resize_mode: ResizeMode = "shortest", interpolation: Interpolation = "bicubic"
+) -> Image.Image:
+    """The whole image as a square: by default, resize the shorter side to `size` and cut out the central square."""
+    x, y = far_ends(image.width, image.height) if resize_mode == "shortest" else (0, 0)
     middle = image.crop((x, y, image.width - x, image.height - y)) if x or y else image
-    width, height, left, top = weak_geometry(middle.width, middle.height, size)
-    resized = _resize(middle, width, height, Image.Resampling.BICUBIC)
-    return resized.crop((left, top, left + size, top + size))
+    width, height, left, top = weak_geometry(middle.width, middle.height, size, resize_mode)
+    resized = _resize(middle, width, height, _RESAMPLING[interpolation])
+    return resized.crop((left, top, left + size, top + size))  # black where the square is larger than the image
 
 
-def weak_geometry(width: int, height: int, size: int) -> tuple[int, int, int, int]:
+def weak_geometry(width: int, height: int, size: int, resize_mode: ResizeMode) -> tuple[int, int, int, int]:
     """The size to which the weak view resizes an image, and where it cuts out its square: width, height, left, top."""
+    if resize_mode == "squash":
+        return size, size, 0, 0
+    if resize_mode == "longest":
+        ratio = max(width / size, height / size)
+        width, height = max(1, round(width / ratio)), max(1, round(height / ratio))
+        return width, height, -((size - width) // 2), -((size - height) // 2)
     if width <= height:
         width, height = size, int(size * height / width)
     else:

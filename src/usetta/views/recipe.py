@@ -9,6 +9,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -18,6 +19,11 @@ MAX_VIEWS = 1024
 """The paper uses 64. The views of an image are in memory at once, so a typing mistake must not ask for 100 000."""
 
 _KEY_VERSION = 1  # to be raised when the same recipe gives other views than before
+
+ResizeMode = Literal["shortest", "squash", "longest"]
+"""How the weak view becomes a square: the ends of the longer side cut off, distorted, or with black margins."""
+
+Interpolation = Literal["bicubic", "bilinear"]
 
 _CHAINS = 3
 _MAX_DEPTH = 3
@@ -43,6 +49,10 @@ class ViewRecipe:
     """Width of a crop over its height."""
     severity: float = 1.0
     """Upper end of AugMix's operation level, up to 10."""
+    resize_mode: ResizeMode = "shortest"
+    """Of the weak view, as the model was trained; strong views are crops of the image in any case."""
+    interpolation: Interpolation = "bicubic"
+    """Of the weak view; strong views are bilinear."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.views <= MAX_VIEWS:
@@ -55,6 +65,9 @@ class ViewRecipe:
             raise ValueError(f"ratio must be a range of positive numbers, not {self.ratio}")
         if not 0.1 <= self.severity <= 10:
             raise ValueError(f"severity must lie in 0.1..10, not {self.severity}")
+        for name, known in (("resize_mode", get_args(ResizeMode)), ("interpolation", get_args(Interpolation))):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}")
 
     @property
     def key(self) -> str:
@@ -68,6 +81,8 @@ class ViewRecipe:
             "ratio{}-{}".format(*map(float, self.ratio)),
             f"augmix{float(self.severity)}" if self.augmix else "crops",
         ]
+        # Only what differs from CLIP's weak view, so that caches from before there was a choice stay valid.
+        parts += [value for value in (self.resize_mode, self.interpolation) if value not in ("shortest", "bicubic")]
         return "_".join(parts)
 
 

@@ -20,11 +20,14 @@ export function percent(p) {
   return `${(100 * p).toFixed(digits)} %`;
 }
 
+/** What an answer says: its class, unless it was rejected. */
+export const said = (answer) => (answer.rejected ? 'none of these' : answer.label);
+
 /** The answer in a few words: who says what, and the class. */
 export function verdict(answers) {
   const last = answers[answers.length - 1];
-  const all = answers.length > 1 && answers.every((answer) => answer.label === last.label);
-  return { who: all ? 'All say' : `${title(last.method)} says`, label: last.label };
+  const all = answers.length > 1 && answers.every((answer) => said(answer) === said(last));
+  return { who: all ? 'All say' : `${title(last.method)} says`, label: said(last) };
 }
 
 /** The classes that any method finds likely, as `{label, probabilities}`, one probability for each method. */
@@ -74,7 +77,8 @@ function cards(answers) {
   const each = answers.map((answer, i) =>
     el('div', { className: 'card', style: { '--method': colour(i) } },
       el('h3', {}, title(answer.method)),
-      el('p', { className: 'label' }, name(answer.label), ' ', el('b', {}, percent(answer.probability))),
+      el('p', { className: 'label' }, ...(answer.rejected ? ['None of these; closest: '] : []), name(answer.label), ' ',
+        el('b', {}, percent(answer.probability))),
       el('p', { className: 'reason' }, name(answer.why.reason))));
   return section('Answers', el('h2', {}, `${who} `, name(label)), el('div', { className: 'cards' }, ...each));
 }

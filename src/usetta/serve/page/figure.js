@@ -29,7 +29,7 @@ export async function draw(answer, file) {
   answers.forEach((one, i) => {
     const y = 90 + original.height * scale + 30 * (i + 1);
     block(page, MARGIN, y - 12, 14, 14, colour(i));
-    text(page, `${title(one.method)}: ${one.label} ${percent(one.probability)}`, MARGIN + 22, y, { width: LEFT - 22 });
+    text(page, `${title(one.method)}: ${one.rejected ? 'none of these, closest: ' : ''}${one.label} ${percent(one.probability)}`, MARGIN + 22, y, { width: LEFT - 22 });
   });
 
   const x = MARGIN + LEFT + 36, barLeft = x + 90, barWidth = WIDTH - MARGIN - 70 - barLeft;

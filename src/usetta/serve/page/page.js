@@ -42,6 +42,7 @@ function settings() {
     methods: [...chosen('methods'), ...chosen('other-methods')],
     views: chosen('views')[0],
     template: $('template').value.trim(),
+    reject: $('reject').value,
     model: $('model').value,
   };
 }
@@ -53,28 +54,31 @@ function settingsInAddress() {
     methods: values.get('methods')?.split(',') ?? MAIN,
     views: values.get('views') ?? VIEWS[0],
     template: values.get('template') ?? '',
+    reject: values.get('reject') ?? '',
     model: values.get('model') ?? '',
   };
 }
 
 function writeAddress() {
-  const { classes, methods, views, template, model } = settings();
+  const { classes, methods, views, template, reject, model } = settings();
   const values = new URLSearchParams();
   if (classes.length) values.set('classes', classes.join('\n'));
   if (methods.join() !== MAIN.join()) values.set('methods', methods.join());
   if (views !== VIEWS[0]) values.set('views', views);
   if (template) values.set('template', template);
+  if (reject) values.set('reject', reject);
   if (model && $('model').selectedIndex > 0) values.set('model', model);
   const hash = values.toString();
   history.replaceState(null, '', hash ? `#${hash}` : location.pathname + location.search);
 }
 
 function readAddress() {
-  const { classes, methods, views, template, model } = settingsInAddress();
+  const { classes, methods, views, template, reject, model } = settingsInAddress();
   linked = { methods, model };
   $('classes').value = classes;
   $('template').value = template;
-  if (template || model) $('more-settings').open = true;
+  $('reject').value = reject;
+  if (template || reject || model) $('more-settings').open = true;
   for (const input of document.querySelectorAll('#methods input, #other-methods input')) {
     input.checked = methods.includes(input.value);
   }
@@ -163,13 +167,14 @@ function missing({ classes, methods }) {
   return methods.length ? '' : 'Choose at least one method.';
 }
 
-function body({ classes, methods, views, template, model }) {
+function body({ classes, methods, views, template, reject, model }) {
   const form = new FormData();
   form.append('image', image, image.name);
   form.append('classes', classes.join('\n'));
   for (const method of methods) form.append('methods', method);
   form.append('views', views);
   if (template) form.append('templates', template);
+  if (reject) form.append('reject_below', reject);
   if (model) form.append('model', model);
   form.append('top', classes.length);
   form.append('show_views', 'true');
