@@ -7,11 +7,14 @@ import json
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 from safetensors.torch import save
+from torch import nn
 
+from models import open_clip_like as like
 from models.fake_hub import Hub
 from models.tiny import TINY_RESNET, TINY_VIT, disturbed
 from usetta.models import ModelError, load_model
@@ -128,3 +131,21 @@ def test_other_towers_need_open_clip(
         load_model(f"{repo}@main", cache_dir=tmp_path)
     with pytest.raises(ModelError, match="to keep it from the network, set HF_HUB_OFFLINE=1"):
         load_model(repo, cache_dir=tmp_path, offline=True)
+
+
+def test_other_towers_by_open_clip(server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = like.CustomTextCLIP(like.TextTransformer(40, 64, nn.GELU, "last")).eval()
+    asked: list[str] = []
+    library: Any = ModuleType("open_clip")
+    library.create_model_and_transforms = lambda name, **_: (asked.append(name), (given, None, like.evaluation()))[1]
+    library.get_tokenizer = lambda name: like.HFTokenizer()
+    monkeypatch.setitem(sys.modules, "open_clip", library)
+    config = {"model_cfg": {"vision_cfg": {"timm_model_name": "vit"}, "text_cfg": {}, "custom_text": True}}
+    server.repo, server.files = "timm/ViT-B-16-SigLIP2", {"open_clip_config.json": json.dumps(config).encode()}
+    by_id = load_model(server.repo, cache_dir=tmp_path / "cache")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "open_clip_config.json").write_text(json.dumps(config))
+    by_folder = load_model(str(tmp_path / "folder"))
+    assert asked == [f"hf-hub:{server.repo}", f"local-dir:{tmp_path / 'folder'}"]
+    assert (by_id.name, by_folder.name) == (server.repo, "folder")
+    assert by_id.fingerprint == by_folder.fingerprint
