@@ -80,6 +80,7 @@ def test_a_classifier_says_which_answers_it_rejects(tiny_model: CLIP, images: li
     assert [answer.label for answer in rejecting] == [answer.label for answer in plain]
     (rejected,) = [answer for answer in rejecting if answer.rejected]
     assert f"none of these, closest: {rejected.label}" in repr(rejected)
+    assert f"none of these, closest: <b>{rejected.label}</b>" in rejected._repr_html_()
     assert rejected.to_dict()["rejected"] is True
     assert rejected.to_row()["rejected"] is True
     labels = classifier.predict(images)

@@ -20,7 +20,7 @@ from usetta.evaluate.provenance import peak_device_memory
 from usetta.images import open_image
 from usetta.methods.recipe import Recipe
 from usetta.models import Model
-from usetta.models.base import encode_views, require_last_blocks
+from usetta.models.base import encode_views, require_last_blocks, view_recipe
 from usetta.models.devices import device_of
 from usetta.pipeline import ImageRequest, Pipeline
 from usetta.prompts import ClassPrompts
@@ -169,7 +169,7 @@ def _stages(
     """Seconds of the stages that methods share, and the views of the image as methods get them."""
     file = generated_jpeg(0)
     image = open_image(file)
-    recipe = ViewRecipe(views=job.views, size=model.image_size, augmix=job.augmix)
+    recipe = view_recipe(model, job.views, augmix=job.augmix)
     one_view = replace(recipe, views=1)
     device = device_of(model)
 
@@ -207,9 +207,9 @@ def _main(arguments: Sequence[str]) -> None:
     job, name = BenchSettings(**json.loads(arguments[0])), arguments[1]
     model, recipe = _load(job), _recipe(name)
     views = 1 if recipe.weak_only and name != CLIP_64 else job.views
-    view_recipe = ViewRecipe(views=views, size=model.image_size, augmix=job.augmix)
+    recipe_for_views = view_recipe(model, views, augmix=job.augmix)
     prompts = ClassPrompts(model.text, class_names(job.classes))
-    answer(recipe, [_episode(model, generated_jpeg(0), view_recipe, hidden=recipe.needs_hidden)], model, prompts)
+    answer(recipe, [_episode(model, generated_jpeg(0), recipe_for_views, hidden=recipe.needs_hidden)], model, prompts)
     sys.stdout.write(f"{peak_device_memory(device_of(model)) or 0}\n")
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from usetta.rejection import NONE_OF_THESE
 from usetta.report import style
 from usetta.report.tables import format_number
 
@@ -163,7 +164,7 @@ def _draw_bars(axes: Any, answer: "Prediction", method: str, top: int = 5) -> No
         axes.bar_label(bars, labels=[f"{p:.0%}" for p in probs[order]], padding=3, fontsize=9)
     axes.set_yticks(places, [_plain(answer.classes[i], 24) for i in order])
     axes.set(xlim=(0, 1.12), xticks=[0, 0.5, 1], xticklabels=["0", "50 %", "100 %"])
-    title = f"answer: {_plain(answer.label, 40)}"
+    title = f"answer: {f'{NONE_OF_THESE}, closest: ' if answer.rejected else ''}{_plain(answer.label, 40)}"
     if answer.skipped is not None:
         title += "\n" + _plain(textwrap.fill(answer.reason, 64, max_lines=2, placeholder=" …"), 130)
     axes.set_title(title, fontsize=11)

@@ -174,4 +174,6 @@ class RunImages:
             scale=tuple(self._views["scale"]),
             ratio=tuple(self._views["ratio"]),
             severity=self._views["severity"],
+            resize_mode=self._views.get("resize_mode", "shortest"),
+            interpolation=self._views.get("interpolation", "bicubic"),
         )
