@@ -28,6 +28,7 @@ from usetta.views import (
     make_views,
     weak_view,
 )
+from usetta.views.augmix import OPERATION_NAMES
 from usetta.views.digests import EXPECTED, view_digests
 
 MEAN = np.array([0.48145466, 0.4578275, 0.40821073], np.float32)
@@ -327,21 +328,33 @@ def random_of(seed: int, image_id: str, view: int) -> ViewRandom:
     return random
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-def test_random_numbers_are_those_of_numpys_generator_with_the_key_of_the_view(ahead: bool) -> None:
+def test_random_numbers_are_those_of_numpys_generator_with_the_key_of_the_view() -> None:
     ours = random_of(-3, "a/b.jpg", 7)
     key = hashlib.blake2b(b"-3\x007\0a/b.jpg", digest_size=16).digest()
     numpys = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
-    if ahead:
-        ours.read_ahead()
     for sizes in np.random.default_rng(0).integers(1, 1000, (500, 3)).tolist():
         for low, high in ((0.0, 1.0), (0.08, 1.0), (math.log(3 / 4), math.log(4 / 3))):
             assert ours.uniform(low, high) == numpys.uniform(low, high)
         for n in (*sizes, 1, 9, 3_000_000_000):  # the last takes another try in 3 of 10 cases
             assert ours.below(n) == numpys.integers(n)
-        if not ahead:
-            weights, m = ours.mixing_weights()
-            assert (list(weights), m) == (numpys.dirichlet((1.0, 1.0, 1.0)).tolist(), numpys.beta(1.0, 1.0))
+        weights, m = ours.mixing_weights()
+        assert (list(weights), m) == (numpys.dirichlet((1.0, 1.0, 1.0)).tolist(), numpys.beta(1.0, 1.0))
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_chains_are_those_of_numpys_generator(before: int) -> None:
+    """Also where half a word is left over from a number that was drawn before."""
+    for view in range(200):
+        ours = random_of(0, "x", view)
+        key = hashlib.blake2b(f"0\0{view}\0x".encode(), digest_size=16).digest()
+        numpys = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
+        assert [ours.below(5) for _ in range(before)] == [numpys.integers(5) for _ in range(before)]
+        for chain in ours.chains(severity=2.0):
+            assert len(chain) == numpys.integers(1, 3, endpoint=True)
+            for operation in chain:
+                assert operation.name == OPERATION_NAMES[numpys.integers(len(OPERATION_NAMES))]
+                assert operation.level == numpys.uniform(0.1, 2.0)
+                assert operation.sign == (-1 if numpys.random() < 0.5 else 1)
 
 
 def test_draws_leave_nothing_behind_for_the_next_view() -> None:

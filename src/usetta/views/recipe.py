@@ -7,7 +7,7 @@ tested, and applied by other code. Boxes and ranges follow torchvision, which th
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -112,8 +112,8 @@ class ViewRandom:
     def __init__(self) -> None:
         self._bits = np.random.Philox(key=0)
         self._generator = np.random.Generator(self._bits)
-        self._word: Callable[[], int] = self._bits.random_raw
         self._half: int | None = None
+        """The upper half of a word whose lower half was used."""
 
     def set_to(self, seed: int, image_id: str, view: int) -> None:
         """Go to the start of one view; cheaper than a new generator, which asks the system for a seed first."""
@@ -127,11 +127,11 @@ class ViewRandom:
             "has_uint32": 0,
             "uinteger": 0,
         }
-        self._word, self._half = self._bits.random_raw, None
+        self._half = None
 
     def random(self) -> float:
         """Draw from 0 ≤ x < 1."""
-        return (self._word() >> 11) * 2.0**-53
+        return _unit(self._bits.random_raw())
 
     def uniform(self, low: float, high: float) -> float:
         """Draw from low ≤ x < high."""
@@ -139,13 +139,8 @@ class ViewRandom:
 
     def below(self, n: int) -> int:
         """Draw one of 0 .. n-1 (at most 2³²) by Lemire's method, from half a word."""
-        if n == 1:
-            return 0
-        product = self._half_word() * n
-        if product & _HALF < n:  # one more try if the result would be more probable than others
-            while product & _HALF < (1 << 32) % n:
-                product = self._half_word() * n
-        return product >> 32
+        drawn, self._half = _below(n, self._half, self._bits.random_raw)
+        return drawn
 
     def mixing_weights(self) -> tuple[tuple[float, ...], float]:
         """Draw from Dirichlet(1, 1, 1) and from Beta(1, 1)."""
@@ -154,22 +149,43 @@ class ViewRandom:
         scale = 1 / (first + second + third)
         return (first * scale, second * scale, third * scale), self._generator.beta(1.0, 1.0)
 
-    def read_ahead(self) -> None:
-        """Take many words at a time: `mixing_weights` can no longer be called for this view."""
-        self._word = self._words().__next__
+    def chains(self, severity: float) -> tuple[tuple[Operation, ...], ...]:
+        """Draw AugMix's chains, the last that is drawn of a view: so all words can be taken at once, and are left over.
 
-    def _words(self) -> Iterator[int]:
-        while True:
-            yield from self._bits.random_raw(24).tolist()
+        Each is a depth of 1 to 3, then for each operation its name, level and sign.
+        """
+        word, half = iter(self._bits.random_raw(32).tolist()).__next__, self._half
+        chains, span, names = [], severity - 0.1, len(OPERATION_NAMES)
+        for _ in range(_CHAINS):
+            depth, half = _below(_MAX_DEPTH, half, word)
+            chain = []
+            for _ in range(1 + depth):
+                name, half = _below(names, half, word)
+                level, sign = 0.1 + span * _unit(word()), 1 if word() >> 63 else -1
+                chain.append(Operation(OPERATION_NAMES[name], level, sign))
+            chains.append(tuple(chain))
+        return tuple(chains)
 
-    def _half_word(self) -> int:
-        half = self._half
-        if half is not None:
-            self._half = None
-            return half
-        word = self._word()
-        self._half = word >> 32
-        return word & _HALF
+
+def _unit(word: int) -> float:
+    """A number in 0 ≤ x < 1."""
+    return (word >> 11) * 2.0**-53
+
+
+def _below(n: int, half: int | None, word: Callable[[], int]) -> tuple[int, int | None]:
+    """One of 0 .. n-1, from a half that was left over or from the next word; and the half that is left over now."""
+    if n == 1:
+        return 0, half
+    while True:
+        if half is None:
+            both = word()
+            used, half = both & _HALF, both >> 32
+        else:
+            used, half = half, None
+        product = used * n
+        rest = product & _HALF
+        if rest >= n or rest >= (1 << 32) % n:  # else this result would be more probable than others
+            return product >> 32, half
 
 
 def draw_views(width: int, height: int, image_id: str, recipe: ViewRecipe) -> list[ViewDraw]:
@@ -190,9 +206,7 @@ def draw_view(rng: ViewRandom, width: int, height: int, recipe: ViewRecipe) -> V
     # float32 as in the published code, and so that a stored draw gives exactly the same view
     weights, m = rng.mixing_weights()
     first, second, third, m = np.array((*weights, m), np.float32).tolist()
-    rng.read_ahead()
-    chains = tuple(_draw_chain(rng, recipe.severity) for _ in range(_CHAINS))
-    return ViewDraw(box, flip, chains, (first, second, third), m)
+    return ViewDraw(box, flip, rng.chains(recipe.severity), (first, second, third), m)
 
 
 def _draw_box(rng: ViewRandom, width: int, height: int, recipe: ViewRecipe) -> tuple[int, int, int, int]:
@@ -214,16 +228,3 @@ def _draw_box(rng: ViewRandom, width: int, height: int, recipe: ViewRecipe) -> t
         w = max(1, round(height * high))
     left, top = (width - w) // 2, (height - h) // 2
     return left, top, left + w, top + h
-
-
-def _draw_chain(rng: ViewRandom, severity: float) -> tuple[Operation, ...]:
-    return tuple(
-        [
-            Operation(
-                OPERATION_NAMES[rng.below(len(OPERATION_NAMES))],
-                0.1 + (severity - 0.1) * rng.random(),
-                -1 if rng.random() < 0.5 else 1,
-            )
-            for _ in range(1 + rng.below(_MAX_DEPTH))
-        ]
-    )
