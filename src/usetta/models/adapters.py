@@ -34,6 +34,15 @@ SIGLIP_FILES = (
 _HALF = (0.5, 0.5, 0.5)
 
 
+def require_all_positions(embeddings: Tensor, context_length: int) -> None:
+    """Refuse trimmed embeddings (n, L, width), which a text tower that is not causal cannot encode."""
+    if embeddings.shape[1] != context_length:
+        raise ValueError(
+            f"a bidirectional text tower needs all {context_length} positions, got {embeddings.shape[1]}: "
+            "trimming and sharing of prefixes are for causal towers"
+        )
+
+
 class SiglipText(nn.Module):
     """SigLIP's text tower as a `base.TextTower`: bidirectional, read at the last position."""
 
@@ -67,11 +76,7 @@ class SiglipText(nn.Module):
 
     def encode(self, embeddings: Tensor, ids: Tensor) -> Tensor:
         """Unit-length features (n, D) of `embeddings` (n, context_length, width), differentiable in them."""
-        if embeddings.shape[1] != self.context_length:
-            raise ValueError(
-                f"a bidirectional text tower needs all {self.context_length} positions, got {embeddings.shape[1]}: "
-                "trimming and sharing of prefixes are for causal towers"
-            )
+        require_all_positions(embeddings, self.context_length)
         hidden = self.tower.encoder(inputs_embeds=self.tower.embeddings(inputs_embeds=embeddings)).last_hidden_state
         pooled = self.tower.head(self.tower.final_layer_norm(hidden[:, -1]))
         return normalize(pooled.to(torch.promote_types(pooled.dtype, torch.float32)), dim=-1)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from usetta.models.adapters import Siglip
+from usetta.models.adapters import Siglip, require_all_positions
 from usetta.models.base import Model, ModelError
 from usetta.models.checkpoints import clip_from_state
 from usetta.models.clip import TextTransformer
@@ -221,11 +221,7 @@ class OwnText(nn.Module):
 
     def encode(self, embeddings: Tensor, ids: Tensor) -> Tensor:
         """Unit-length features (n, D) of `embeddings` (n, context_length, width), differentiable in them."""
-        if embeddings.shape[1] != self.context_length:
-            raise ValueError(
-                f"a bidirectional text tower needs all {self.context_length} positions, got {embeddings.shape[1]}: "
-                "trimming and sharing of prefixes are for causal towers"
-            )
+        require_all_positions(embeddings, self.context_length)
         table, forward = self._parts
         with _HOOK_LOCK:
             hook = table.register_forward_hook(lambda _module, _ids, _words: embeddings)
