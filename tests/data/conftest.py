@@ -17,5 +17,5 @@ def shelf() -> Iterator[Shelf]:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses between connections, which are noted instead of waited for."""
     slept: list[float] = []
-    monkeypatch.setattr("usetta.data.fetching.time.sleep", slept.append)
+    monkeypatch.setattr("usetta.data.download.time.sleep", slept.append)
     return slept

@@ -3,6 +3,7 @@
 from usetta.cli import (  # noqa: F401  (they register their commands)
     bench,
     classify,
+    data,
     demo,
     doctor,
     evaluate,

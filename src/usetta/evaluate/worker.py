@@ -135,7 +135,7 @@ class EvalWorker:
         adaptive = job.adaptive and views.views > 1
         for image in item.images:
             yield ImageRequest(
-                str(job.dataset.root / image.id),
+                job.dataset.source(image.id),
                 views,
                 id=image.id,
                 settled=(lambda features: self._head(job).is_settled(features)) if adaptive else None,
