@@ -5,36 +5,17 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("pyarrow", reason="mirrors in Parquet need it")
-
 from typer.testing import CliRunner, Result
 
 from data import world
 from data.server import Shelf
 from usetta.cli import app
-from usetta.data import DataError, Fetched, fetch_all, layouts, load_dataset, plan_fetch
+from usetta.data import DataError, Dataset, Fetched, fetch_all, load_dataset, plan_fetch
 from usetta.data.benchmark import BENCHMARKS
-from usetta.data.named import DATASETS
 from usetta.images import file_digest
-
-
-@pytest.fixture
-def stocked(shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shelf]:
-    known, classes = dict(DATASETS._values), layouts.imagenet_classes
-    for name, value in (world.point_to(shelf.url) | {"USETTA_CACHE": str(tmp_path / "cache")}).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("HF_TOKEN", world.TOKEN)
-    world.register_small(shelf.url)
-    world.stock(shelf)
-    yield shelf
-    DATASETS._values.clear()
-    DATASETS._values.update(known)
-    layouts.imagenet_classes = classes
 
 
 def usetta(*arguments: object) -> Result:
@@ -43,7 +24,10 @@ def usetta(*arguments: object) -> Result:
 
 def contents(name: str, root: Path) -> dict[str, str]:
     """What the keys of cached features depend on: ids and digests of the files."""
-    dataset = load_dataset(name, root)
+    return digests_of(load_dataset(name, root))
+
+
+def digests_of(dataset: Dataset) -> dict[str, str]:
     digests = {}
     for image_id in dataset.ids:
         source = dataset.source(image_id)

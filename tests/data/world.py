@@ -18,9 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow
 from PIL import Image
-from pyarrow import parquet
 
 from data.archives import tar_of, zip_of
 from data.miniature import SPLITS, UNSEEN
@@ -68,6 +66,9 @@ def blob_id(content: bytes) -> str:
 
 def table_of(rows: Iterable[dict[str, object]], names: Iterable[str] = ()) -> bytes:
     """A Parquet file as `datasets` writes it."""
+    import pyarrow  # an optional dependency
+    from pyarrow import parquet
+
     table = pyarrow.Table.from_pylist(list(rows))
     if names:
         info = {"info": {"features": {"label": {"names": list(names), "_type": "ClassLabel"}}}}

@@ -200,7 +200,7 @@ def import_dataset(
     with exclusive(place / ".usetta" / f"{named.name}.lock", named.name):
         files = packed_files([Path(source).expanduser() for source in sources])
         by = import_files(named, files, place)
-        log(f"{len(files):,} files, images recognised {by}")
+        log(f"images recognised {by}")
         if unpacked:
             unpack_packed(named, place, progress=progress)
             _fetch_list(named, place, log)

@@ -272,7 +272,7 @@ class PackedReader:
         except OSError as error:
             raise ImageError(f"{file}: {image_id}", f"cannot be read ({error.strerror or error})") from error
 
-    def _read_cell(self, file: Path, image: IndexedImage) -> bytes:
+    def _read_cell(self, file: Path, image: IndexedImage) -> str | bytes:
         group, row = image.place
         key = image.file, group
         if key not in self._groups:
@@ -283,10 +283,12 @@ class PackedReader:
             self._groups[key] = table.read_row_group(group, columns=[column]).column(0)
         self._groups.move_to_end(key)
         value = self._groups[key][row].as_py()
-        content = value.get("bytes") if isinstance(value, dict) else value
-        if not isinstance(content, bytes):
-            raise ImageError(f"{file}: {image.id}", "the table holds no bytes of it")
-        return content
+        content, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
+        if isinstance(content, bytes):
+            return content
+        if path and (file.parent / path).is_file():
+            return str(file.parent / path)
+        raise ImageError(f"{file}: {image.id}", "the table holds neither its bytes nor its path")
 
 
 def _read_range(file: Path, offset: int, length: int) -> bytes:
