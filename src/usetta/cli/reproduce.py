@@ -277,25 +277,27 @@ def _measure_run(
     seeds: tuple[int, ...] | None,
     measuring: _Measuring,
 ) -> int:
-    """Measure one dataset after the other, with the accuracies so far after each; returns the failed images."""
+    """Measure one dataset after the other, with a table of the accuracies so far after each; returns failed images."""
     from rich.console import Console
 
     from usetta.evaluate.store import Store
-    from usetta.report.results import accuracy_table
+    from usetta.report.paper_report import RunningTable
     from usetta.report.tables import terminal
 
-    failed = 0
+    failed, running = 0, RunningTable(run)
+    chosen = seeds or tuple(dict.fromkeys(seed for item in run.items for seed in item.seeds))
     for name, methods in run.methods.items():
         if name not in sets:
             continue
-        chosen = seeds or tuple(dict.fromkeys(seed for item in run.items for seed in item.seeds))
         done = measuring.measure(run.item, methods, [sets[name]], run.model, folder, chosen)
+        if is_quiet():
+            failed += done.failed if done else 0
+            continue
+        with Store(folder, create=False) as store:
+            running.add(store, name)
         if done:
             failed += done.failed
-            with Store(folder, create=False) as store:
-                shown = terminal(accuracy_table(store))
-            if not is_quiet():
-                Console(stderr=True).print(shown)
+            Console(stderr=True).print(terminal(running.table()))
     return failed
 
 

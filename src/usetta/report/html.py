@@ -9,6 +9,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -95,14 +96,18 @@ class Illustration:
     alt: str
 
 
-def illustration(figure: Figure, alt: str, *, photos: bool = False) -> Illustration:
-    """The figure with more pixels than the page shows, for sharp screens; as JPEG if it shows `photos`."""
+def illustration(figure: Figure, alt: str, *, photos: bool = False, saved: Path | None = None) -> Illustration:
+    """The figure with more pixels than the page shows, for sharp screens; as JPEG if it shows `photos`.
+
+    `saved`: the PNG that `style.save` wrote of it, which has as many.
+    """
     out = io.BytesIO()
     if photos:
         figure.savefig(out, format="jpeg", dpi=1.5 * DPI, pil_kwargs={"quality": 75, "optimize": True})
-    else:
+    elif saved is None:
         figure.savefig(out, format="png", dpi=2 * DPI, metadata={"Software": None})
-    url = _data_url(out.getvalue(), "image/jpeg" if photos else "image/png")
+    content = saved.read_bytes() if saved and not photos else out.getvalue()
+    url = _data_url(content, "image/jpeg" if photos else "image/png")
     return Illustration(url, round(DPI * float(figure.get_figwidth())), alt)
 
 

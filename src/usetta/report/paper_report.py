@@ -1,7 +1,7 @@
 """All tables and figures of the paper from runs on disk: Markdown and LaTeX files, figures, and one HTML page.
 
-Everything is drawn from the runs each time, so a page shows what there is so far, and a run that was continued ends
-with the same files as one that was not interrupted.
+Everything is drawn from the runs each time, so a page shows the results so far, and a run that was continued ends with
+the same files as one that was not interrupted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,10 +14,11 @@ from markupsafe import Markup
 from usetta.evaluate.store import FILE, Store
 from usetta.files import write_atomically
 from usetta.report import html
+from usetta.report.measured import RunMetrics
 from usetta.report.paper_figures import as_figures
 from usetta.report.reproduce import ITEMS, PaperItem, PaperRun, as_table, sizes_table
 from usetta.report.style import save
-from usetta.report.tables import Table, latex, markdown
+from usetta.report.tables import Cell, Column, Table, TableRow, latex, markdown
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,32 @@ class WrittenReport:
     """Names of the tables and figures."""
     missing: Mapping[str, str]
     """Why others could not be shown."""
+
+
+class RunningTable:
+    """The accuracies of a run so far, of the methods that the paper's first tables compare.
+
+    A dataset is read from the run once, when it is added: to read all of them again after each would take minutes.
+    """
+
+    def __init__(self, run: PaperRun) -> None:
+        self._title = f"So far ({run.model})"
+        self._methods = run.item.methods
+        self._columns: list[Column] = []
+        self._cells: dict[str, dict[str, Cell]] = {method: {} for method in self._methods}
+
+    def add(self, store: Store, dataset: str) -> None:
+        """Add the results on a dataset."""
+        metrics = RunMetrics(store, ("top1",), [dataset], self._methods)
+        if dataset in metrics.datasets:
+            self._columns.append(metrics.column(dataset, "top1", paper=False))
+            for method in self._methods:
+                self._cells[method][dataset] = metrics.cell(method, dataset, "top1")
+
+    def table(self) -> Table:
+        """The datasets that were added."""
+        rows = tuple(TableRow(method, cells) for method, cells in self._cells.items() if cells)
+        return Table(self._title, tuple(self._columns), rows)
 
 
 def write_paper_report(
@@ -87,9 +114,9 @@ def _figures(item: PaperItem, store: Store, out: Path) -> list[ReportPart]:
     drawn = as_figures(item, store)
     parts = []
     for name, figure in drawn.figures.items():
-        save(figure, out / "figures" / name)
+        png, _ = save(figure, out / "figures" / name)
         title = f"{name.replace('-', ' ', 1).capitalize()}: {item.shows}"
-        illustration = html.illustration(figure, title, photos=item.name == "figure-5")
+        illustration = html.illustration(figure, title, photos=item.name == "figure-5", saved=png)
         parts.append(ReportPart(item.name, title, None, illustration, drawn.notes))
     return parts
 
