@@ -43,7 +43,7 @@ def test_everything_from_an_empty_directory(
 
     planned = usetta("reproduce", "all", *options, "--out", tmp_path / "whole", "--dry-run")
     assert planned.exit_code == 0, planned.stderr
-    assert re.search(r"one template: 6 images, 1 seeds, \d\d methods, about \d+\.\d hours", planned.stdout)
+    assert re.search(r"one template: 6 images, 1 seed, \d\d methods, about \d+\.\d hours", planned.stdout)
     assert "GB to download" in planned.stdout
     assert not (tmp_path / "data").exists()
     monkeypatch.setattr("usetta.bench.seconds_of_methods", lambda job, methods: dict.fromkeys([*methods, CLIP_64], 1.0))

@@ -309,25 +309,31 @@ def _print_whole_plan(
     from usetta.data.named import DATASETS
     from usetta.models import ModelError
 
-    total = 0.0
     say = typer.echo if to_stdout else note
+    methods: dict[str, dict[str, None]] = {}
+    for run in runs:
+        own = (method for names in run.methods.values() for method in names)
+        methods.setdefault(run.model, {}).update(dict.fromkeys(own))
+    seconds: dict[str, dict[str, float]] = {}
+    for model, names in methods.items():
+        job = bench.BenchSettings(model, precision=measuring.precision, device=measuring.device)
+        try:
+            seconds[model] = bench.seconds_of_methods(job, list(names))
+        except (ModelError, OSError, ValueError, RuntimeError) as error:  # no weights, no memory: still a plan
+            warn(f"the time of {model} cannot be measured: {error}")
+    total = 0.0
     for run in runs:
         images = {name: min(DATASETS.get(name).images, measuring.limit or 10**9) for name in run.methods}
         count = len(seeds or {seed for item in run.items for seed in item.seeds})
-        methods = dict.fromkeys(method for names in run.methods.values() for method in names)
         prompt = "CoOp's context" if run.coop else "seven templates" if run.ensemble else "one template"
-        text = f"{run.model}, {prompt}: {sum(images.values()):,} images, {count} seeds, {len(methods)} methods"
-        try:
-            seconds = bench.seconds_of_methods(
-                bench.BenchSettings(run.model, precision=measuring.precision, device=measuring.device), list(methods)
-            )
-        except (ModelError, OSError, ValueError, RuntimeError) as error:  # no weights, no memory: still a plan
-            say(f"{text}, time unknown ({error})")
-            continue
-        each = {name: bench.seconds_per_image(seconds, names) for name, names in run.methods.items()}
-        hours = count * sum(number * each[name] for name, number in images.items()) / 3600
-        total += hours
-        say(f"{text}, about {hours:,.1f} hours")
+        number = len({method for names in run.methods.values() for method in names})
+        text = f"{run.model}, {prompt}: {sum(images.values()):,} images, {counted(count, 'seed')}, {number} methods"
+        if run.model in seconds:
+            each = {name: bench.seconds_per_image(seconds[run.model], names) for name, names in run.methods.items()}
+            hours = count * sum(images[name] * each[name] for name in images) / 3600
+            total += hours
+            text += f", about {hours:,.1f} hours"
+        say(text)
     say(f"about {total:,.1f} hours on this machine")
 
 
