@@ -128,6 +128,9 @@ report measured --baseline tpt
 reproduce table-99
 reproduce table-1 --data nowhere
 reproduce table-3 --context cat.png
+reproduce all
+reproduce all --data data --context cat.png --train-coop photos
+eval --data zoo --out run --protocol tta
 data check nowhere
 data check . --only petss
 data fetch petss .

@@ -363,9 +363,9 @@ def _train_coop(folder: Path, measuring: _Measuring, model: str, base: Path) -> 
 
 def _remarks(runs: "Sequence[PaperRun]", sizes: "Mapping[str, object]", measuring: _Measuring) -> list[str]:
     backbones = ", ".join(dict.fromkeys(run.model for run in runs))
-    part = f", at most {measuring.limit} images of each" if measuring.limit else ""
+    part = f", at most {counted(measuring.limit, 'image')} of each" if measuring.limit else ""
     return [
-        f"{backbones}; {len(sizes)} datasets{part}; class names of {measuring.protocol}",
+        f"{backbones}; {len(sizes)} datasets{part}; class names: {measuring.protocol}",
         "Our number, below it the paper's and the difference. A dash is a number that is missing.",
     ]
 

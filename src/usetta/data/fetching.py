@@ -13,7 +13,7 @@ import os
 import posixpath
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -132,11 +132,10 @@ def fetch_all(
     pool = ThreadPoolExecutor(jobs)
     try:
         with bar(len(plan), "Fetching", progress) as tick:
-            results = {}
-            for step, result in zip(plan, pool.map(one, plan), strict=True):
-                results[step.name] = result
-                tick(1, step.name)
-            return results
+            steps = {pool.submit(one, step): step for step in plan}
+            for done in as_completed(steps):
+                tick(1, steps[done].name)
+            return {step.name: done.result() for done, step in steps.items()}
     finally:  # whoever presses Ctrl-C does not want to wait for the downloads, which the next call continues
         pool.shutdown(wait=False, cancel_futures=True)
 

@@ -142,9 +142,14 @@ class RunMetrics:
     def mean_column(self, group: str, metric: str, *, paper: bool) -> Column:
         shown = METRIC_FORMATS[metric]
         exists = any(self.mean(method, group, metric).value is not None for method in self.methods)
-        differs = exists and any(self.data_notes(name, paper=paper) for name in members_of(group))
-        notes = ("of datasets with notes of their own",) if differs else ()
-        return Column(group, MEANS[group], shown.digits, shown.best, notes)
+        notes: list[str] = []
+        for name in members_of(group) if exists else ():
+            names = self._class_names_note(name, paper=paper)
+            if names:  # in full, because a table of means has no column of the dataset
+                notes.append(f"{self.title(name)}: {names}")
+            if any(note != names for note in self.data_notes(name, paper=paper)):
+                notes.append("of datasets with notes of their own")
+        return Column(group, MEANS[group], shown.digits, shown.best, tuple(dict.fromkeys(notes)))
 
     def gaps(self, method: str, dataset: str) -> tuple[str, ...]:
         """What this method's number lacks in comparison with others on the dataset."""
@@ -166,7 +171,7 @@ class RunMetrics:
         benchmark, facts, done = self.benchmark(dataset), self.facts.get(dataset, {}), self._largest[dataset].images
         size = facts.get("images", benchmark.images if benchmark else done)
         notes = [f"{done:,} of {size:,} images"] if done < size else []
-        if benchmark and (names := protocol_note(dataset, tuple(self._classes.get(dataset, ())), paper=paper)):
+        if names := self._class_names_note(dataset, paper=paper):
             notes.append(names)
         if paper and benchmark:
             views = self.settings.get("views", {}).get("views", VIEWS)
@@ -178,6 +183,11 @@ class RunMetrics:
             if facts.get("augmix", usual) != usual:
                 notes.append("views without AugMix, unlike the paper's" if usual else "AugMix, unlike the paper")
         return tuple(notes)
+
+    def _class_names_note(self, dataset: str, *, paper: bool) -> str | None:
+        """How the class names differ from the paper's, or from those of the list."""
+        classes = tuple(self._classes.get(dataset, ())) if self.benchmark(dataset) else ()
+        return protocol_note(dataset, classes, paper=paper)
 
     def footnotes(self, spread: str | None = "mean ± standard deviation") -> tuple[str, ...]:
         """On seeds (`spread` names what is shown of them), unfinished datasets, and images that could not be read."""
