@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from data import world
@@ -101,3 +102,12 @@ def test_everything_from_an_empty_directory(
         if item.kind != "figure" and name != "table-10" and not item.coop:  # table 10 has times
             files = [tmp_path / run / "paper/tables" / f"{name}.md" for run in ("whole", "resumed")]
             assert files[0].read_bytes() == files[1].read_bytes()
+
+
+@pytest.mark.parametrize("file", ["github-workflow.yml", "slurm.sh", "ray-job.sh"])
+def test_the_examples_use_options_that_exist(file: str) -> None:
+    text = (Path(__file__).parents[2] / "examples" / "reproduce" / file).read_text()
+    command = re.search(r"usetta reproduce all (.*?[^\\])$", text, re.MULTILINE | re.DOTALL)
+    assert command
+    known = {option for parameter in get_command(app).commands["reproduce"].params for option in parameter.opts}  # type: ignore[attr-defined]
+    assert {*re.findall(r"--[a-z-]+", command[1])} <= known

@@ -32,6 +32,7 @@ from usetta.cli.engines import (
     EngineName,
     GpusPerWorker,
     Workers,
+    answers_alone,
     for_driver,
     for_workers,
     loader,
@@ -197,19 +198,20 @@ class _Measuring:
         note(f"model: {model.name}, {', '.join(f'{name} ({size} images)' for name, size in sizes.items())}")
         context = self.context if item.coop else None
         try:
-            return evaluate(
-                model,
-                sets,
-                _possible(methods, model),
-                out,
-                EvalSettings(templates=item.templates, context=context),
-                seeds=seeds,
-                limit=self.limit,
-                cache=self.cache,
-                engine=self.engine,
-                load=for_workers(self._loader(model_name), self._gpus),
-                log=note,
-            )
+            with answers_alone():
+                return evaluate(
+                    model,
+                    sets,
+                    _possible(methods, model),
+                    out,
+                    EvalSettings(templates=item.templates, context=context),
+                    seeds=seeds,
+                    limit=self.limit,
+                    cache=self.cache,
+                    engine=self.engine,
+                    load=for_workers(self._loader(model_name), self._gpus),
+                    log=note,
+                )
         except KeyboardInterrupt:
             echo(f"usetta: stopped; what was computed is in {out}; rerun the same command to resume")
             raise typer.Exit(130) from None
