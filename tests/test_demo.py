@@ -16,9 +16,10 @@ from usetta import demo
 from usetta.cli import app
 from usetta.data.layouts import imagenet_classes
 from usetta.evaluate.store import ResultRow, Store
+from usetta.files import cache_dir
 from usetta.models import ModelError
 from usetta.models.clip import CLIP
-from usetta.models.package_files import PackageArchive, cache_dir
+from usetta.models.package_files import PackageArchive
 from usetta.report.html import in_plain_words, render
 
 ARCHIVE = PackageArchive("carrier==1.0", "0" * 64, is_source=True)

@@ -128,10 +128,15 @@ report measured --baseline tpt
 reproduce table-99
 reproduce table-1 --data nowhere
 reproduce table-3 --context cat.png
+reproduce all
+reproduce all --data data --context cat.png --train-coop photos
+eval --data zoo --out run --protocol tta
 data check nowhere
 data check . --only petss
 data fetch petss .
-data fetch dtd .
+data fetch dtd . --quiet
+data import pets photos --data .
+data import cub photos --data .
 coop train nowhere --out context.safetensors
 coop train zoo --out context.safetensors --model tiny --template '{{}}.'
 coop train zoo --out context.safetensors --init zeros
@@ -146,7 +151,7 @@ def folder(tmp_path: Path, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     for name in ("USETTA_DATA", "RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("usetta.data.fetching.urllib.request.OpenerDirector.open", _offline)
+    monkeypatch.setattr("usetta.data.download.urllib.request.OpenerDirector.open", _offline)
     monkeypatch.setattr(image_files, "_can_open", lambda name: False)
     Path("tiny").symlink_to(tiny_checkpoint)
     for name in ("photos", "unreadable", "empty", "zoo/cat", "zoo/red fox", "parts/train", "parts/test", "unlabelled"):

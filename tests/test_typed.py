@@ -34,6 +34,8 @@ NOT_TYPED = {
     r"pip install": "needs a package index",
     r"usetta models pull ViT": "downloads from a model hub",
     r"usetta data fetch": "downloads from the authors' pages; tests/data has a server of its own",
+    r"usetta data import": "needs files of other libraries; tests/data/test_objects.py makes some",
+    r"usetta reproduce all": "downloads all datasets; tests/data/test_reproduce_all.py has a server of its own",
     r"usetta demo": "takes minutes; tests/test_demo.py",
     r"usetta bench": "takes minutes; tests/test_bench.py",
     r"usetta .*--engine ray": "needs a Ray cluster; tests/distributed starts one",

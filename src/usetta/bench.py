@@ -8,7 +8,7 @@ includes the model; on CUDA that of the GPU. A clock is read when the device has
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
@@ -100,6 +100,30 @@ def measure(
     return Costs(seconds, peaks, stages, str(device_of(model)))
 
 
+def seconds_of_methods(job: BenchSettings, methods: Sequence[str]) -> dict[str, float]:
+    """Seconds of an image that methods add to encoding its views, which is `CLIP_64`; roughly, from one repetition.
+
+    Variants of a method with other settings are not measured by themselves: of these only the number of tuning steps
+    changes the cost.
+    """
+    bases = dict.fromkeys(known.get(method.partition(":")[0]).name for method in methods)
+    model = _load(job)
+    possible = [name for name in (*bases, CLIP_64) if not _recipe(name).needs_hidden or _has_last_blocks(model)]
+    costs = measure(job, possible, repeat=1, memory=False)
+    shared = costs.seconds[CLIP_64]
+    seconds = {CLIP_64: shared}
+    for method in methods:
+        base = known.get(method.partition(":")[0]).name
+        own = max(costs.seconds.get(base, shared) - shared, 0.0)
+        seconds[method] = own * known.get(method).steps
+    return seconds
+
+
+def seconds_per_image(seconds: Mapping[str, float], methods: Sequence[str]) -> float:
+    """Of an image whose views are encoded once for all methods, by what `seconds_of_methods` measured."""
+    return seconds[CLIP_64] + sum(seconds[method] for method in methods)
+
+
 def efficiency_table(costs: Costs, job: BenchSettings, model_name: str) -> Table:
     """The paper's efficiency table for this machine, with the paper's ratios below ours."""
     published = {row.method or row.name: row.values for row in paper.table("table-10").rows}
@@ -155,6 +179,14 @@ def _possible(model: Model, log: Callable[[str], object]) -> list[str]:
         log(f"left out: ttl; {error}")
         return [name for name in METHODS if name != "ttl"]
     return list(METHODS)
+
+
+def _has_last_blocks(model: Model) -> bool:
+    try:
+        require_last_blocks(model)
+    except ValueError:
+        return False
+    return True
 
 
 def _recipe(name: str) -> Recipe:

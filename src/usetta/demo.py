@@ -24,10 +24,11 @@ from usetta.data.layouts import imagenet_classes
 from usetta.evaluate.metrics import Interval, accuracy_difference
 from usetta.evaluate.runner import EvalSettings, EvalSummary, evaluate
 from usetta.evaluate.store import FILE, ResultRow, Store, StoreError
+from usetta.files import cache_dir
 from usetta.images import ImageError, open_image
 from usetta.methods.select import keep_count
 from usetta.models import Model, load_model
-from usetta.models.package_files import PackageArchive, cache_dir, extract
+from usetta.models.package_files import PackageArchive, extract
 from usetta.models.precision import resolve_device, resolve_precision
 from usetta.report.tables import format_difference
 

@@ -13,9 +13,9 @@ import torch
 
 from usetta.classifier import Classifier
 from usetta.evaluate.provenance import provenance
+from usetta.files import cache_dir
 from usetta.models.clip import random_model
 from usetta.models.config import CLIPConfig, TextConfig, ViTConfig
-from usetta.models.package_files import cache_dir
 from usetta.models.precision import AUTO, prepare, resolve_precision
 from usetta.views import ViewRecipe, make_views
 from usetta.views.device import ViewPlan

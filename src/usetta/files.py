@@ -9,6 +9,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
@@ -61,3 +62,18 @@ def connect(path: Path, *, threads: bool = False) -> sqlite3.Connection:
         db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = NORMAL")
     return db
+
+
+def cache_dir() -> Path:
+    """Where fetched and converted files are kept: `$USETTA_CACHE`, or `usetta` in the user's cache directory."""
+    if chosen := os.environ.get("USETTA_CACHE"):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "usetta"
+
+
+def arrow(module: str) -> Any:
+    """A module of pyarrow, which is an optional dependency."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ValueError(f"Parquet needs pyarrow: pip install 'usetta[parquet]' ({error})") from None

@@ -151,13 +151,13 @@ def image_id(image: Image.Image) -> str:
     return digest.hexdigest()
 
 
-def file_digest(path: str | os.PathLike[str]) -> str:
-    """Return a hash of an image's file, which shows without decoding whether it is still the same."""
+def file_digest(source: str | os.PathLike[str] | bytes) -> str:
+    """Return a hash of an image's file or of its bytes, which shows without decoding whether it is still the same."""
     try:
-        with _binary_stream(path) as stream:
+        with _binary_stream(source) as stream:
             return hashlib.file_digest(stream, "blake2b").hexdigest()[:32]  # type: ignore[arg-type]
     except Exception as error:
-        raise ImageError(_name(path), _reason(error)) from error
+        raise ImageError(_name(source), _reason(error)) from error
 
 
 def is_readable(suffix: str) -> bool:

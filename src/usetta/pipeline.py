@@ -342,8 +342,11 @@ class Pipeline:
         request = pending.request
         if pending.digest:
             return
-        if request.id is not None and isinstance(request.source, str) and request.for_benchmark:
-            pending.id, pending.digest = request.id, file_digest(request.source)
+        source = request.source
+        if request.id is not None and request.for_benchmark and callable(source):
+            source = source()  # what a dataset reads is a file or its bytes, and both have the same digest
+        if request.id is not None and isinstance(source, str | bytes) and request.for_benchmark:
+            pending.id, pending.digest = request.id, file_digest(source)
         else:
             pending.image = request.open()
             pending.digest = image_id(pending.image)

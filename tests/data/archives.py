@@ -21,5 +21,5 @@ def zip_of(files: Mapping[str, bytes]) -> bytes:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as members:
         for name, content in files.items():
-            members.writestr(name, content)
+            members.writestr(zipfile.ZipInfo(name), content)  # without the time, so that equal files are equal archives
     return packed.getvalue()

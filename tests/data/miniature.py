@@ -119,8 +119,9 @@ def put(folder: Path, ids: Iterable[str]) -> None:
 
 def list_file(name: str) -> str:
     source = DATASETS.get(name).source
-    assert source is not None
-    return source.list_file
+    assert source
+    assert source.split
+    return source.split.file
 
 
 def make_split(root: Path, name: str, layout: str = "coop", *, images: bool = True) -> Path:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Event, Thread
 
 
 @dataclass
@@ -23,6 +23,16 @@ class Shelf:
     shift: int = 0
     """Ranges start so much later than they were asked for."""
     lengths: bool = True
+    troubles: dict[str, list[int]] = field(default_factory=dict)
+    """Of a path: what its next answers are, the status code of a refusal, or the negative length of a cut answer."""
+    waits: dict[int, int] = field(default_factory=dict)
+    """Seconds that refusals with this status ask to wait."""
+    locked: dict[str, str] = field(default_factory=dict)
+    """Tokens that paths which begin like this demand."""
+    seconds: float = 0.0
+    """What every answer takes."""
+    tokens: list[tuple[str, str | None]] = field(default_factory=list)
+    """Path and Authorization of requests that had one."""
     requests: list[tuple[str, str | None, str | None]] = field(default_factory=list)
     """Path, Range and If-Range of each request."""
 
@@ -33,7 +43,17 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         shelf, wanted, condition = self.shelf, self.headers.get("Range"), self.headers.get("If-Range")
         shelf.requests.append((self.path, wanted, condition))
-        if self.path in shelf.redirects:
+        token = self.headers.get("Authorization")
+        if token:
+            shelf.tokens.append((self.path, token))
+        Event().wait(shelf.seconds)  # not time.sleep, which tests replace
+        trouble = shelf.troubles[self.path].pop(0) if shelf.troubles.get(self.path) else 0
+        key = next((key for prefix, key in shelf.locked.items() if self.path.startswith(prefix)), None)
+        if key and token != f"Bearer {key}":
+            self._head(401, {})
+        elif trouble > 0:
+            self._head(trouble, {"Retry-After": str(shelf.waits[trouble])} if trouble in shelf.waits else {})
+        elif self.path in shelf.redirects:
             self._head(302, {"Location": shelf.redirects[self.path]})
         elif shelf.refusals:
             self._head(shelf.refusals.pop(0), {})
@@ -52,7 +72,7 @@ class Handler(BaseHTTPRequestHandler):
             if continues:
                 headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
             self._head(206 if continues else 200, headers)
-            cut = shelf.cuts.pop(0) if shelf.cuts else len(content)
+            cut = -trouble if trouble else shelf.cuts.pop(0) if shelf.cuts else len(content)
             self.wfile.write(content[start : start + cut])
 
     def _head(self, status: int, headers: dict[str, str]) -> None:

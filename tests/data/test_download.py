@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from data.server import Shelf
 from usetta import web
 from usetta.data import DataError
-from usetta.data.fetching import download, require_https
+from usetta.data.download import download, require_https
 from usetta.web import FetchError, fetch
 
 CONTENT = bytes(range(256)) * 40

@@ -12,6 +12,7 @@ import pytest
 from data.archives import tar_of, zip_of
 from data.miniature import IMAGE, SPLITS, make_split, put, small
 from data.server import Shelf
+from data.world import blob_id, list_of, point_to
 from usetta.data import DataError, NamedDataset, Source, UnknownDatasetError, fetch, load_dataset
 from usetta.data.benchmark import BENCHMARKS
 from usetta.data.fetching import exclusive
@@ -31,19 +32,33 @@ class Shop:
     def offer(
         self, name: str, content: bytes, *, checksum: str | None = "md5", images: int = 3, classes: int = 4
     ) -> None:
-        """Serve `content` as the archive of `name`, and let the paper's counts be those of the miniature."""
+        """Serve `content` as the archive of `name`, and its list, with the counts of the miniature; no mirrors."""
         source = source_of(name)
         assert source.archive is not None
         file = urlsplit(source.archive.url).path.rsplit("/", 1)[1]
         self.shelf.files[file] = content
         published = checksum and f"{checksum}:{hashlib.new(checksum, content).hexdigest()}"
         archive = replace(source.archive, url=f"{self.shelf.url}/{file}", checksum=published)
-        offered = replace(small(name, images, classes), source=replace(source, archive=archive))
+        split = source.split and replace(source.split, blob=blob_id(list_of(name)))
+        if split:
+            self.shelf.files |= {f"raw/{place}": list_of(name) for place in split.places}
+        offered = replace(
+            small(name, images, classes), source=replace(source, archive=archive, split=split, mirrors=())
+        )
         self.monkeypatch.setattr("usetta.data.fetching.DATASETS", {name: offered})
+
+    def hide_lists(self) -> None:
+        for file in [file for file in self.shelf.files if file.startswith("raw/")]:
+            del self.shelf.files[file]
 
     def fetch(self, name: str, *, keep_archive: bool = False) -> tuple[str, tuple[str, ...]]:
         fetched = fetch(name, self.root, self.logged.append, keep_archive=keep_archive)
         return fetched.report.state, fetched.by_hand
+
+    @property
+    def ranges(self) -> list[str | None]:
+        """What was asked for of archives."""
+        return [asked for path, asked, _ in self.shelf.requests if not path.startswith("/raw/")]
 
 
 def source_of(name: str) -> Source:
@@ -54,6 +69,8 @@ def source_of(name: str) -> Source:
 
 @pytest.fixture
 def shop(shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]) -> Shop:
+    for name, value in (point_to(shelf.url) | {"USETTA_CACHE": str(tmp_path / "cache")}).items():
+        monkeypatch.setenv(name, value)
     return Shop(shelf, tmp_path / "data", monkeypatch, [])
 
 
@@ -78,25 +95,38 @@ ARCHIVES = {
 
 
 @pytest.mark.parametrize("name", ARCHIVES)
-def test_images_come_by_themselves_and_the_list_by_hand(shop: Shop, name: str) -> None:
+def test_images_and_list_come_by_themselves(shop: Shop, name: str) -> None:
     shop.offer(name, ARCHIVES[name])
-    state, by_hand = shop.fetch(name)
     source = source_of(name)
-    assert state == "no list"
-    assert by_hand == (
-        f"Download {source.list_file} from {source.list_url} and put it into {shop.root / source.folder}/.",
-    )
-    make_split(shop.root, name, images=False)  # what the step says
+    assert source.split
     assert shop.fetch(name) == ("complete", ())
-    assert load_dataset(name, shop.root).layout == f"{SPLITS[name][1]}, listed in {source.folder}/{source.list_file}"
-    assert len(shop.shelf.requests) == 1
+    assert load_dataset(name, shop.root).layout == f"{SPLITS[name][1]}, listed in {source.folder}/{source.split.file}"
+    assert len(shop.shelf.requests) == 2
 
 
-@pytest.mark.parametrize("name", ARCHIVES)
-def test_with_the_list_there_the_set_is_complete_at_once(shop: Shop, name: str) -> None:
-    shop.offer(name, ARCHIVES[name])
-    make_split(shop.root, name, images=False)
-    assert shop.fetch(name) == ("complete", ())
+def test_a_list_is_downloaded_once_and_verified(shop: Shop) -> None:
+    shop.offer("pets", ARCHIVES["pets"])
+    split = source_of("pets").split
+    assert split
+    shop.shelf.files[f"raw/{split.places[0]}"] = b"another"
+    make_split(shop.root, "pets").unlink()  # the images are there
+    assert shop.fetch("pets") == ("complete", ())
+    assert [path for path, _, _ in shop.shelf.requests] == [f"/raw/{place}" for place in split.places]
+    assert any("the blob of the download is" in line for line in shop.logged)
+    (shop.root / "oxford_pets" / split.file).unlink()
+    assert shop.fetch("pets") == ("complete", ())
+    assert len(shop.shelf.requests) == 2
+
+
+def test_where_no_list_can_be_downloaded_people_can(shop: Shop) -> None:
+    shop.offer("pets", ARCHIVES["pets"])
+    shop.hide_lists()
+    split, folder = source_of("pets").split, shop.root / "oxford_pets"
+    assert split
+    assert shop.fetch("pets") == ("no list", (f"Download {split.file} from {split.url} and put it into {folder}/.",))
+    make_split(shop.root, "pets", images=False)  # what the step says
+    assert shop.fetch("pets") == ("complete", ())
+    assert len(shop.ranges) == 1
 
 
 def test_aircraft_needs_no_list(shop: Shop) -> None:
@@ -172,28 +202,28 @@ def test_a_wrong_checksum_leaves_nothing(shop: Shop) -> None:
         DataError, match=r"the md5 of the download is \w{32}, the published one is \w{32}; the file was del"
     ):
         shop.fetch("pets")
-    assert not (shop.root / "oxford_pets").exists()
+    assert not (shop.root / "oxford_pets" / "images").exists()
     assert not list(shop.root.rglob("images.tar.gz*"))
     shop.shelf.files["images.tar.gz"] = ARCHIVES["pets"]
-    assert shop.fetch("pets")[0] == "no list"
+    assert shop.fetch("pets")[0] == "complete"
 
 
 def test_a_cut_connection_is_continued(shop: Shop, pauses: list[float]) -> None:
     shop.offer("pets", ARCHIVES["pets"])
-    shop.shelf.cuts = [100, 50]
-    assert shop.fetch("pets")[0] == "no list"
-    assert [asked for _, asked, _ in shop.shelf.requests] == [None, "bytes=100-", "bytes=150-"]
+    shop.shelf.troubles["/images.tar.gz"] = [-100, -50]
+    assert shop.fetch("pets")[0] == "complete"
+    assert shop.ranges == [None, "bytes=100-", "bytes=150-"]
     assert pauses == [1, 2]
 
 
 def test_a_download_of_an_earlier_call_is_continued(shop: Shop) -> None:
     shop.offer("pets", ARCHIVES["pets"])
-    shop.shelf.cuts = [20] * 8
+    shop.shelf.troubles["/images.tar.gz"] = [-20] * 8
     with pytest.raises(DataError, match="failed 8 times"):
         shop.fetch("pets")
     assert load_is_refused(shop.root)
-    assert shop.fetch("pets")[0] == "no list"
-    assert shop.shelf.requests[-1][1] == "bytes=160-"
+    assert shop.fetch("pets")[0] == "complete"
+    assert shop.ranges[-1] == "bytes=160-"
 
 
 def load_is_refused(root: Path) -> bool:
@@ -208,8 +238,8 @@ def test_a_call_that_was_killed_before_unpacking_is_continued(shop: Shop) -> Non
     file.parent.mkdir(parents=True)
     file.write_bytes(ARCHIVES["pets"])
     put(shop.root / "oxford_pets" / ".images.unpacking", ["images/Abyssinian_71.jpg"])
-    assert shop.fetch("pets")[0] == "no list"
-    assert shop.shelf.requests == []
+    assert shop.fetch("pets")[0] == "complete"
+    assert shop.ranges == []
     assert len(list((shop.root / "oxford_pets" / "images").iterdir())) == 3
 
 
@@ -222,9 +252,9 @@ def test_a_bad_archive_is_not_kept(shop: Shop, content: bytes, why: str) -> None
     for _ in range(2):
         with pytest.raises(DataError, match=why):
             shop.fetch("pets")
-    assert len(shop.shelf.requests) == 2
-    files = [path.relative_to(shop.root).as_posix() for path in shop.root.rglob("*") if path.is_file()]
-    assert files == [".usetta/pets.lock"]
+    assert len(shop.ranges) == 2
+    files = {path.relative_to(shop.root).as_posix() for path in shop.root.rglob("*") if path.is_file()}
+    assert files == {".usetta/pets.lock", "oxford_pets/split_zhou_OxfordPets.json"}
     assert not list(shop.root.parent.rglob("escaped.jpg"))
 
 
@@ -258,35 +288,19 @@ def test_two_fetches_do_not_meet(shop: Shop) -> None:
         pytest.raises(DataError, match="another process; wait"),
     ):
         shop.fetch("pets")
-    assert shop.fetch("pets")[0] == "no list"
+    assert shop.fetch("pets")[0] == "complete"
 
 
-@pytest.mark.parametrize(
-    ("name", "parts"),
-    [
-        ("imagenet", ["https://image-net.org/download.php", "{folder}/images/val/n01440764/"]),
-        ("ucf101", ["UCF-101-midframes.zip", "split_zhou_UCF101.json from https://drive.google.com/file/d/1I0S0q91hJ"]),
-        ("cars", ["{folder}/cars_test/", "split_zhou_StanfordCars.json"]),
-        ("sun397", ["https://vision.princeton.edu/projects/2010/SUN/SUN397.tar.gz", "split_zhou_SUN397.json"]),
-    ],
-)
-def test_where_only_people_can_go_the_steps_are_returned(tmp_path: Path, name: str, parts: list[str]) -> None:
-    logged: list[str] = []
-    fetched = fetch(name, tmp_path / "new", logged.append)
-    assert fetched.report.state == "absent"
-    assert len(fetched.by_hand) == 2
-    folder = tmp_path / "new" / source_of(name).folder
-    for step, part in zip(fetched.by_hand, parts, strict=True):
-        assert part.format(folder=folder) in step
-        assert "{" not in step
-    assert logged == []
-
-
-def test_steps_that_were_taken_are_not_repeated(tmp_path: Path) -> None:
-    make_split(tmp_path, "ucf101", images=False)
-    assert len(fetch("ucf101", tmp_path, print).by_hand) == 1
-    make_split(tmp_path, "cars").unlink()
-    assert [step.split()[1] for step in fetch("cars", tmp_path, print).by_hand] == ["split_zhou_StanfordCars.json"]
+def test_what_only_people_can_do_is_returned_as_steps(shop: Shop) -> None:
+    shop.offer("pets", ARCHIVES["pets"])
+    small_ucf = replace(small("ucf101", 3, 4), source=replace(source_of("ucf101")))
+    shop.monkeypatch.setattr("usetta.data.fetching.DATASETS", {"ucf101": small_ucf})
+    make_split(shop.root, "ucf101", images=False)
+    state, steps = shop.fetch("ucf101")
+    assert (state, len(steps)) == ("absent", 1)
+    assert f"unpack it in {shop.root / 'ucf101'}/." in steps[0]
+    make_split(shop.root, "ucf101")
+    assert shop.fetch("ucf101") == ("complete", ())
 
 
 def test_an_unknown_name_gets_a_suggestion(tmp_path: Path) -> None:
@@ -298,9 +312,16 @@ def test_an_unknown_name_gets_a_suggestion(tmp_path: Path) -> None:
 def test_the_sources_of_the_fifteen_are_sound(benchmark: NamedDataset) -> None:
     source = source_of(benchmark.name)
     assert source.folder in benchmark.aliases
-    assert bool(source.archive) != bool(source.by_hand)
-    assert bool(source.list_url) == bool(source.list_file)
+    assert source.archive or source.by_hand
+    assert source.images.startswith(source.folder)
+    assert source.licence
+    assert all(re.fullmatch(r"[\w-]+/[\w-]+", mirror.repo) and mirror.bytes > 10**8 for mirror in source.mirrors)
+    if source.split:
+        assert len(source.split.places) == 2
+        assert all(re.fullmatch(r"[\w-]+/[\w-]+/[0-9a-f]{40}/.+\.json", place) for place in source.split.places)
+        assert re.fullmatch(r"[0-9a-f]{40}", source.split.blob)
     if source.archive:
         assert source.archive.url.startswith("https://")
         assert re.fullmatch(r"md5:[0-9a-f]{32}|sha256:[0-9a-f]{64}", source.archive.checksum or f"md5:{'0' * 32}")
         assert source.archive.target.startswith(source.folder)
+        assert source.archive.bytes > 10**7

@@ -105,7 +105,7 @@ def test_check_of_an_empty_folder(tmp_path: Path) -> None:
     assert {report.state for report in reports} == {"absent"}
     todo = {report.name: report.todo for report in reports}
     assert todo["dtd"] == f"Run `usetta data fetch dtd {tmp_path}`."
-    assert todo["imagenet"] == f"Run `usetta data fetch imagenet {tmp_path}` for the steps to take by hand."
+    assert todo["ucf101"] == f"Run `usetta data fetch ucf101 {tmp_path}` for the steps to take by hand."
     with pytest.raises(DataError, match="does not exist"):
         check(tmp_path / "no")
 
@@ -152,7 +152,8 @@ def test_check_says_where_the_list_is(tmp_path: Path, name: str) -> None:
     assert source is not None
     assert report.state == "no list"
     assert report.where == SPLITS[name][1]
-    assert report.todo == f"Download {source.list_file} from {source.list_url} into {source.folder}/."
+    assert source.split
+    assert report.todo == f"Run `usetta data fetch {name} {tmp_path}`, which downloads {source.split.file}."
 
 
 def test_a_list_alone_is_not_a_dataset(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from usetta.data import (
     register_dataset,
 )
 from usetta.data.named import DATASETS, DatasetRegistry, normalize
+from usetta.data.protocols import apply_protocol, protocol_note
 
 ZOO = NamedDataset("zoo-2", "Zoo", "fine-grained", 2, 2, lambda root: read_folder(root / "zoo"), aliases=("menagerie",))
 
@@ -163,3 +164,18 @@ def test_the_example_of_the_documentation_adds_a_dataset(tmp_path: Path) -> None
     assert (birds.augmix, birds[1].path.is_file()) == (True, True)
     assert (report.state, report.problem) == ("incomplete", "2 images instead of 5,794; 2 classes instead of 200")
     assert absent.state == "absent"
+
+
+def test_a_protocol_exchanges_two_names_of_food101() -> None:
+    names = (*(f"class {n}" for n in range(16)), "cheese plate", "cheesecake")
+    food = Dataset("food101", "Food101", "fine-grained", names, ("a.jpg", "b.jpg"), (16, 17), Path("x"), "x")
+    assert apply_protocol(food, "lists").fingerprint == food.fingerprint
+    published = apply_protocol(food, "tta-vlm")
+    assert published.classes == (*names[:16], "cheesecake", "cheese plate")
+    assert published.fingerprint != food.fingerprint  # so a run directory cannot mix them
+    assert "exchanged, see Footguns" in str(protocol_note("food101", food.classes, paper=True))
+    assert protocol_note("food101", food.classes, paper=False) is None
+    assert "as the benchmark tta-vlm has them" in str(protocol_note("food101", published.classes, paper=False))
+    assert protocol_note("dtd", names, paper=True) is None
+    with pytest.raises(ValueError, match="unknown protocol 'tta'; did you mean 'tta-vlm'"):
+        apply_protocol(food, "tta")

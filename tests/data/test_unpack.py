@@ -10,7 +10,7 @@ import pytest
 
 from data.archives import tar_of, zip_of
 from usetta.data import DataError
-from usetta.data.fetching import unpack
+from usetta.data.unpacking import unpack
 
 FILES = {"set/images/a/1.jpg": b"one", "set/images/2.jpg": b"two", "set/notes.txt": b"no", "README": b"no"}
 

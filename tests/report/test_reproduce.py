@@ -13,7 +13,7 @@ from usetta.evaluate.store import Store
 from usetta.prompts import TEMPLATES
 from usetta.report import paper
 from usetta.report.paper_figures import as_figures
-from usetta.report.reproduce import ITEMS, MissingResult, as_table, get, missing_results, sizes_table
+from usetta.report.reproduce import ITEMS, MissingResult, as_table, get, missing_results, paper_runs, sizes_table
 from usetta.report.tables import FORMATS, Cell, Table
 
 DATASETS = (*IMAGENET, *FINE_GRAINED)
@@ -265,3 +265,20 @@ def test_tables_and_figures_are_not_mistaken_for_each_other(tmp_path: Path) -> N
             as_table(ITEMS["figure-2"], store)
         with pytest.raises(ValueError, match="table-2 is not a figure"):
             as_figures(ITEMS["table-2"], store)
+
+
+def test_the_runs_of_all_items_are_few_and_complete() -> None:
+    runs = paper_runs()
+    assert [(run.model, run.coop, run.ensemble) for run in runs] == [
+        ("ViT-B-16", False, False),
+        ("RN50", False, False),
+        ("ViT-B-16", True, False),
+        ("ViT-B-16", False, True),
+    ]
+    for item in ITEMS.values():
+        of_item = [run for run in runs if item in run.items]
+        assert len(of_item) == len(item.models)
+        for run in of_item:
+            assert all({*item.methods} <= {*run.methods[name]} for name in item.datasets)
+    assert not any(run.coop for run in paper_runs(coop=False))
+    assert {run.model for run in paper_runs(model="embedded")} == {"embedded"}

@@ -24,9 +24,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import IO, Any, Self
 
-from usetta.batch.sources import arrow
 from usetta.distributed import Shard
-from usetta.files import atomic_file, write_atomically
+from usetta.files import arrow, atomic_file, write_atomically
 
 FACTS = "_facts.json"
 _LOCK = "_lock"

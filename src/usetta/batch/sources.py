@@ -33,6 +33,7 @@ from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
+from usetta.files import arrow
 from usetta.images import ImageError, fetch_image, is_ignored, is_readable, is_web_address
 from usetta.web import FetchError, open_url
 
@@ -124,14 +125,6 @@ def images(sources: Sequence[str], options: SourceOptions | None = None) -> Gene
 def is_url(place: str) -> bool:
     """Whether `place` is for fsspec, rather than a path on this machine."""
     return bool(_URL.match(place))
-
-
-def arrow(module: str) -> Any:
-    """A module of pyarrow, which is an optional dependency."""
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise ValueError(f"Parquet needs pyarrow: pip install 'usetta[parquet]' ({error})") from None
 
 
 def _require_allowed(url: str, options: SourceOptions) -> None:

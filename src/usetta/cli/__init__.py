@@ -3,11 +3,13 @@
 from usetta.cli import (  # noqa: F401  (they register their commands)
     bench,
     classify,
+    data,
     demo,
     doctor,
     evaluate,
     export_model,
     listing,
+    reproduce,
     results,
     sample,
     serve,

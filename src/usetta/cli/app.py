@@ -89,6 +89,9 @@ DataRoot = Annotated[Path, typer.Argument(help="Folder that contains the dataset
 ContextFile = Annotated[
     Path | None, typer.Option("--context", help="Learned prompt: from `usetta coop train`, or a CoOp checkpoint.")
 ]
+Protocol = Annotated[
+    str, typer.Option("--protocol", help="Class names: of the 'lists', or as the benchmark 'tta-vlm' has them.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
@@ -219,6 +222,11 @@ def note(text: str) -> None:
     """What is good to know, unless the user wants it quiet."""
     if not _Output.quiet:
         echo(text)
+
+
+def is_quiet() -> bool:
+    """Whether only results, warnings and errors are printed."""
+    return _Output.quiet
 
 
 def detail(text: str) -> None:

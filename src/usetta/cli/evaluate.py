@@ -13,6 +13,7 @@ from usetta.cli.app import (
     Limit,
     ModelName,
     Precision,
+    Protocol,
     Quiet,
     RewardModel,
     Templates,
@@ -75,6 +76,7 @@ def evaluate(
         ),
     ] = None,
     limit: Limit = None,
+    protocol: Protocol = "lists",
     cache: Cache = None,
     half_features: Annotated[
         bool, typer.Option("--half-features", help="Round features to half precision, which halves the cache.")
@@ -103,6 +105,7 @@ def evaluate(
     from usetta.adaptive import most_views
     from usetta.coop import template_of
     from usetta.data import load_datasets
+    from usetta.data.protocols import apply_protocol
     from usetta.episode import check_without_model
     from usetta.evaluate.merge import shard_folder
     from usetta.evaluate.runner import EvalSettings
@@ -113,7 +116,7 @@ def evaluate(
     from usetta.report.tables import terminal
 
     with clear_errors():
-        sets = load_datasets(split(datasets), data)
+        sets = [apply_protocol(dataset, protocol) for dataset in load_datasets(split(datasets), data)]
         numbers = read_seeds(seeds)
         where = read_engine(engine, address, workers, cpus_per_worker, gpus_per_worker)
         shard = read_shard(rank, world_size, where)

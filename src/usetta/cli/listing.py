@@ -1,4 +1,4 @@
-"""Commands that list, check and fetch: methods, models and datasets."""
+"""Commands that list methods, models and datasets, and download models."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -7,11 +7,9 @@ import typer
 
 from usetta.cli.app import (
     AsJson,
-    DataRoot,
     Quiet,
     Verbose,
     clear_errors,
-    data_app,
     ls_app,
     models_app,
     note,
@@ -66,56 +64,3 @@ def pull(
     with clear_errors():
         where = pull_model(name, note)
     typer.echo(f"{name}: ready in {where}")
-
-
-@data_app.command("check")
-def data_check(
-    root: DataRoot,
-    only: Annotated[list[str] | None, typer.Option("--only", help="Check this dataset only; may be repeated.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show which of the paper's datasets are present and complete, and what to do next."""
-    from usetta.data import check
-
-    with clear_errors():
-        reports = check(root, only or ())
-    print_rows(
-        [
-            asdict(report)
-            if as_json
-            else {
-                "name": report.name,
-                "state": report.state,
-                "images": f"{report.images:,} of {report.expected:,}",
-                "where": report.where or "-",
-                "next": report.todo if report.state in ("complete", "absent") else f"{report.problem}. {report.todo}",
-            }
-            for report in reports
-        ],
-        as_json,
-    )
-    if only and any(report.state != "complete" for report in reports):
-        raise typer.Exit(1)
-
-
-@data_app.command("fetch")
-def data_fetch(
-    name: Annotated[str, typer.Argument(help="A dataset from `usetta ls datasets`.")],
-    root: DataRoot,
-    keep_archive: Annotated[bool, typer.Option("--keep-archive", help="Keep the downloaded archive.")] = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
-    """Download a dataset, or print the steps to take by hand. The exit code is 1 until it is complete."""
-    from usetta.data import fetch
-
-    with clear_errors():
-        fetched = fetch(name, root, note, keep_archive=keep_archive)
-    report = fetched.report
-    typer.echo(f"{report.name}: {report.state}" + (f" in {report.where}" if report.where else ""))
-    for number, step in enumerate(fetched.by_hand, 1):
-        typer.echo(f"{number}. {step}")
-    if report.state != "complete":
-        if not fetched.by_hand:
-            typer.echo(report.todo)
-        raise typer.Exit(1)

@@ -33,8 +33,8 @@ def coop_train(
     from usetta.coop.context import LOSSES, read_context_file
     from usetta.data import load_dataset
     from usetta.feature_cache import FeatureCache
+    from usetta.files import cache_dir
     from usetta.models import load_model
-    from usetta.models.package_files import cache_dir
 
     with clear_errors():
         recipe = CoOpRecipe(

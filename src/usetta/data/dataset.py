@@ -10,13 +10,15 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 Family = Literal["imagenet", "fine-grained", "other"]
+ImageReader = Callable[[str], str | bytes]
+"""Gives the path or the content of an image by its id. It may travel to other processes, so it must be picklable."""
 
 
 class DataError(Exception):
@@ -53,6 +55,7 @@ class DatasetItem(NamedTuple):
 
     id: str
     path: Path
+    """Of the file; images in packed files have none, and `Dataset.source` reads them."""
     label: int | None
 
 
@@ -73,6 +76,8 @@ class Dataset:
     """The folder that ids are relative to."""
     layout: str
     """Where it was found, to be shown to people."""
+    reader: ImageReader | None = field(default=None, repr=False)
+    """Where the images are not files below `root`: what reads them."""
 
     def __post_init__(self) -> None:
         if not self.ids:
@@ -88,6 +93,27 @@ class Dataset:
             if not (min(self.labels) >= 0 and max(self.labels) < len(self.classes)):
                 raise DataError(f"{self.name} has labels outside 0..{len(self.classes) - 1}")
 
+    @classmethod
+    def from_hf(cls, rows: Any, name: str, *, root: str | os.PathLike[str] | None = None) -> "Dataset":
+        """A split of a Hugging Face dataset (`datasets.load_dataset(...)["test"]`), which is not copied.
+
+        With the `name` of one of the paper's datasets, ids, labels and class names are those of its list, which is
+        looked for below `root` and in the cache, or downloaded. With any other, they are its own.
+        """
+        from usetta.data.objects import from_hf  # it imports this module
+
+        return from_hf(rows, name, root)
+
+    @classmethod
+    def from_torchvision(cls, dataset: Any, name: str, *, root: str | os.PathLike[str] | None = None) -> "Dataset":
+        """A dataset of torchvision, or any that lists its files as `samples`; its transforms are not applied.
+
+        `name` and `root` as in `from_hf`.
+        """
+        from usetta.data.objects import from_torchvision
+
+        return from_torchvision(dataset, name, root)
+
     def __len__(self) -> int:
         return len(self.ids)
 
@@ -97,6 +123,10 @@ class Dataset:
 
     def __iter__(self) -> Iterator[DatasetItem]:
         return (self[index] for index in range(len(self)))
+
+    def source(self, image_id: str) -> str | Callable[[], str | bytes]:
+        """An image as `ImageRequest` takes it: the path of a file, or what reads it."""
+        return str(self.root / image_id) if self.reader is None else partial(self.reader, image_id)
 
     @property
     def augmix(self) -> bool:

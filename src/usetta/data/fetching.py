@@ -1,52 +1,37 @@
-"""Get a named dataset: download its archive, verify and unpack it; what only people can do is returned as steps.
+"""Get named datasets: lists, archives, and copies on the hub; what only people can do is returned as steps.
 
-A download goes to `NAME.part`, which becomes `NAME` when all bytes are there. A cut connection is resumed where it
-ended (HTTP Range), and so is a download that was killed. The version of the file that the server reports is kept
-beside the part and sent along (If-Range), so that a part is never continued with another file; a server that cannot
-continue starts over. Only https is spoken, also after redirects; plain http is for servers on this machine.
-
-Of an archive one folder is taken. Every name in it is checked, also of members that are not wanted: one that would lead
-out of the folder it is unpacked into condemns the archive. The folder is unpacked beside its target and moved there
-when it is whole, so a folder that exists is complete.
+A dataset has several sources, which are tried in order: the archive of its authors, compared with its published
+checksum, then mirrors on the Hugging Face hub, whose content is compared with the list of the dataset. A source that
+fails is reported, and the next one is tried.
 
 Everything that is not yet a dataset is kept in `.usetta` below the folder of the datasets: unfinished downloads, and
-for each dataset what was downloaded, with its hashes. A second call finds the work done and does nothing.
+for each dataset what was downloaded, with its hashes. A second call finds the work done and does nothing; one that was
+killed is continued by the next.
 """
 
-import hashlib
-import http.client
-import json
-import lzma
 import os
 import posixpath
 import shutil
-import stat
-import tarfile
-import time
-import urllib.error
-import urllib.request
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http import HTTPStatus
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
 from urllib.parse import urlsplit
 
 from usetta import __version__
 from usetta.data.dataset import DataError, NoListError
+from usetta.data.download import HUB_PAGE, checksums, download, hub_address, require_space, verify
+from usetta.data.lists import put_list
 from usetta.data.load import Report, check_one
-from usetta.data.named import DATASETS, Archive, NamedDataset
-from usetta.files import write_atomically
-from usetta.progress import track
-from usetta.web import LOOPBACK, TIMEOUT, opener, reason
+from usetta.data.mirrors import Log, fetch_mirror, import_files, packed_files, save_note, unpack_packed
+from usetta.data.named import DATASETS, Archive, Mirror, NamedDataset
+from usetta.data.unpacking import refuse_occupied, unpack
+from usetta.progress import bar
 
-_CHUNK = 1 << 20
-_TEMPORARY = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Status codes of answers that may be different next time."""
-_ZIP = b"PK\x03\x04"
+JOBS = 4
+"""Downloads at the same time."""
 
 
 @dataclass(frozen=True)
@@ -57,82 +42,253 @@ class Fetched:
     """The state of the dataset afterwards."""
     by_hand: tuple[str, ...]
     """What people have to do before it is complete, step by step."""
+    problems: tuple[str, ...] = ()
+    """Why sources could not be used."""
+
+
+@dataclass(frozen=True)
+class PlannedFetch:
+    """What `fetch` would do for a dataset."""
+
+    name: str
+    state: str
+    """On the disk now."""
+    sources: tuple[str, ...]
+    """Of the images, in the order they are tried; empty if none are to be downloaded."""
+    list_file: str
+    """The list that is to be downloaded, if any."""
+    bytes: int
+    """About how many are downloaded from the first source."""
+    space: int
+    """About how many the disk needs while it works."""
+    licence: str
+
+
+def plan_fetch(names: Sequence[str], root: str | os.PathLike[str], *, unpacked: bool = False) -> list[PlannedFetch]:
+    """What `fetch` would do for datasets below `root`; all that have a source, if no names are given."""
+    chosen = [DATASETS.get(name) for name in names] if names else fetchable()
+    place = _place(root)
+    return [_plan(named, place, unpacked) for named in chosen]
+
+
+def fetchable() -> list[NamedDataset]:
+    """The datasets that have a source."""
+    return [named for named in map(DATASETS.get, DATASETS) if named.source]
+
+
+def _plan(named: NamedDataset, place: Path, unpacked: bool) -> PlannedFetch:
+    report, source = check_one(named, place), named.source
+    sources = _sources(named) if report.state == "absent" else []
+    texts = [urlsplit(part.url).netloc if isinstance(part, Archive) else _described(part) for part in sources]
+    lacking = source.split.file if source and source.split and _lacks_list(named, place) else ""
+    size = sources[0].bytes if sources else 0
+    # Beside an archive stand its images while it is unpacked; a mirror is read where it is.
+    space = size * (2 if sources and (isinstance(sources[0], Archive) or unpacked) else 1)
+    staged = place / ".usetta" / named.name
+    done = sum(file.stat().st_size for file in staged.rglob("*") if file.is_file()) if staged.is_dir() else 0
+    licence = source.licence if source else ""
+    return PlannedFetch(named.name, report.state, tuple(texts), lacking, size, max(space - done, 0), licence)
+
+
+def _described(mirror: Mirror) -> str:
+    return f"hub: {mirror.repo}{' (gated)' if mirror.gated else ''}"
+
+
+def _sources(named: NamedDataset) -> list[Archive | Mirror]:
+    source = named.source
+    return [*([source.archive] if source and source.archive else []), *(source.mirrors if source else ())]
+
+
+def fetch_all(
+    plan: Sequence[PlannedFetch],
+    root: str | os.PathLike[str],
+    log: Log,
+    *,
+    keep_archive: bool = False,
+    unpacked: bool = False,
+    jobs: int = JOBS,
+    progress: bool | None = None,
+) -> dict[str, Fetched | DataError]:
+    """Fetch what is planned, several at a time; a dataset that fails does not stop the others."""
+    place = _place(root)
+    place.mkdir(parents=True, exist_ok=True)
+    require_space(place, sum(step.space for step in plan), "this")
+
+    def one(step: PlannedFetch) -> Fetched | DataError:
+        try:
+            own_log: Log = (lambda text: log(f"{step.name}: {text}")) if len(plan) > 1 else log
+            return fetch(
+                step.name,
+                place,
+                own_log,
+                keep_archive=keep_archive,
+                unpacked=unpacked,
+                jobs=max(1, jobs // len(plan)),
+                progress=progress,
+            )
+        except DataError as error:
+            return error
+
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        with bar(len(plan), "Fetching", progress) as tick:
+            steps = {pool.submit(one, step): step for step in plan}
+            for done in as_completed(steps):
+                tick(1, steps[done].name)
+            return {step.name: done.result() for done, step in steps.items()}
+    finally:  # whoever presses Ctrl-C does not want to wait for the downloads, which the next call continues
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def fetch(
     name: str,
     root: str | os.PathLike[str],
-    log: Callable[[str], object],
+    log: Log,
     *,
     keep_archive: bool = False,
+    unpacked: bool = False,
+    jobs: int = JOBS,
     progress: bool | None = None,
 ) -> Fetched:
-    """Bring the dataset `name` below `root`, in CoOp's layout, unless it is there already in any known one.
+    """Bring the dataset `name` below `root`, unless it is there already in any known layout.
 
-    `log` is called with a line about each step. A dataset that is there but incomplete or malformed is an error: it is
-    not overwritten.
+    `log` is called with a line about each step. An archive is unpacked into CoOp's layout, a mirror on the hub is read
+    in place unless `unpacked`. A dataset that is there but incomplete or malformed is an error: it is not overwritten.
     """
     named = DATASETS.get(name)
-    place = Path(root).expanduser().absolute()
+    place = _place(root)
     place.mkdir(parents=True, exist_ok=True)
     report = check_one(named, place)
     if report.state in ("incomplete", "broken"):
         raise DataError(f"{named.name} in {place}: {report.problem}", report.todo)
     if named.source is None and report.state != "complete":
         raise DataError(f"{named.name} cannot be fetched: it has no known source", report.todo)
-    archive = named.source.archive if named.source else None
-    if archive and report.state == "absent":
-        _refuse_occupied(place / archive.target)
+    problems: list[str] = []
+    staging = place / ".usetta" / named.name
+    if report.state == "complete" and not staging.with_suffix(".json").exists():
+        shutil.rmtree(staging, ignore_errors=True)  # of a call that was killed after its last step but one
+    if report.state != "complete":
         with exclusive(place / ".usetta" / f"{named.name}.lock", named.name):
-            _fetch_archive(named.name, archive, place, log, keep_archive, progress)
+            problems += _fetch_list(named, place, log)
+            if report.state == "absent":
+                get = partial(_fetch_images, named, place, log, keep_archive, unpacked, jobs, progress)
+                problems += _first_that_works(named, get, log)
         report = check_one(named, place)
-    return Fetched(report, _by_hand(named, report, place))
+    return Fetched(report, _by_hand(named, report, place), tuple(problems))
+
+
+def import_dataset(
+    name: str,
+    sources: Sequence[str | os.PathLike[str]],
+    root: str | os.PathLike[str],
+    log: Log,
+    *,
+    unpacked: bool = False,
+    progress: bool | None = None,
+) -> Report:
+    """Make files that lie elsewhere the dataset `name` below `root`: image files, Parquet files or WebDataset tars.
+
+    They stay where they are and are read there, unless `unpacked`. Ids, labels and names are those of the list.
+    """
+    named = DATASETS.get(name)
+    place = _place(root)
+    place.mkdir(parents=True, exist_ok=True)
+    report = check_one(named, place)
+    if report.state not in ("absent", "no list"):
+        raise DataError(f"{named.name} is already in {place}: {report.where}", "choose another folder")
+    with exclusive(place / ".usetta" / f"{named.name}.lock", named.name):
+        files = packed_files([Path(source).expanduser() for source in sources])
+        by = import_files(named, files, place)
+        log(f"images recognised {by}")
+        if unpacked:
+            unpack_packed(named, place, progress=progress)
+            _fetch_list(named, place, log)
+    return check_one(named, place)
+
+
+def _place(root: str | os.PathLike[str]) -> Path:
+    return Path(root).expanduser().absolute()
+
+
+def _fetch_list(named: NamedDataset, place: Path, log: Log) -> list[str]:
+    """Put the list beside its images, if it is missing; returns why that failed."""
+    source = named.source
+    if not (source and source.split and _lacks_list(named, place)):
+        return []
+    try:
+        put_list(source.split, place / source.folder, log)
+    except DataError as error:
+        return [str(error)]
+    return []
+
+
+def _first_that_works(named: NamedDataset, get: Callable[[Archive | Mirror], None], log: Log) -> list[str]:
+    """Try the sources in order; returns the problems of those that failed, or raises if there is no other way."""
+    problems: list[DataError] = []
+    sources, by_hand = _sources(named), named.source.by_hand if named.source else ()
+    for source in sources:
+        try:
+            get(source)
+        except (DataError, ValueError) as error:  # ValueError: a package that reads Parquet is not installed
+            problems.append(error if isinstance(error, DataError) else DataError(str(error)))
+            if by_hand or len(sources) > 1:  # else it is raised
+                log(str(error))
+        else:
+            break
+    else:
+        if problems and not by_hand:
+            if len(problems) == 1:
+                raise problems[0]
+            raise DataError(
+                f"no source of {named.name} can be used: {'; '.join(error.problem for error in problems)}",
+                "rerun the same command later",
+            )
+    return [str(error) for error in problems]
+
+
+def _fetch_images(
+    named: NamedDataset,
+    place: Path,
+    log: Log,
+    keep_archive: bool,
+    unpacked: bool,
+    jobs: int,
+    progress: bool | None,
+    source: Archive | Mirror,
+) -> None:
+    if isinstance(source, Archive):
+        refuse_occupied(place / source.target)
+        _fetch_archive(named.name, source, place, log, keep_archive, progress)
+        return
+    fetch_mirror(named, source, place, log, jobs=jobs, progress=progress)
+    if unpacked:
+        unpack_packed(named, place, progress=progress)
 
 
 def _fetch_archive(
-    name: str, archive: Archive, place: Path, log: Callable[[str], object], keep_archive: bool, progress: bool | None
+    name: str, archive: Archive, place: Path, log: Log, keep_archive: bool, progress: bool | None
 ) -> None:
     """Download, verify and unpack an archive, and note what it was."""
     file = place / ".usetta" / name / posixpath.basename(urlsplit(archive.url).path)
+    url = archive.url.replace(HUB_PAGE, hub_address(), 1)
     if not file.exists():
-        log(f"downloading {archive.url}")
-        download(archive.url, file, progress=progress)
-    hashes = _hashes(file)
-    _verify(file, archive, hashes, log)
+        log(f"downloading {url}")
+        download(url, file, progress=progress)
+    hashes = checksums(file, "md5", "sha256")
+    if archive.checksum:
+        verify(file, url, archive.checksum, hashes)
+    else:
+        log(f"{file.name} has no published checksum; its SHA-256 is {hashes['sha256']}")
     log(f"unpacking {file.name}")
     try:
         unpack(file, archive.member, place / archive.target, within=archive.within)
     except DataError:
         file.unlink()  # else the next call would find the same bad archive
         raise
-    note = {"url": archive.url, "bytes": file.stat().st_size, **hashes}
-    note |= {"published_checksum": archive.checksum, "usetta": __version__}
-    write_atomically(place / ".usetta" / f"{name}.json", f"{json.dumps(note, indent=2)}\n".encode())
+    facts = {"url": url, "bytes": file.stat().st_size, **hashes}
     if not keep_archive:
-        file.unlink()
-        file.parent.rmdir()
-
-
-def _hashes(file: Path) -> dict[str, str]:
-    md5, sha256 = hashlib.md5(usedforsecurity=False), hashlib.sha256()
-    with file.open("rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            md5.update(chunk)
-            sha256.update(chunk)
-    return {"md5": md5.hexdigest(), "sha256": sha256.hexdigest()}
-
-
-def _verify(file: Path, archive: Archive, hashes: dict[str, str], log: Callable[[str], object]) -> None:
-    if archive.checksum is None:
-        log(f"{file.name} has no published checksum; its SHA-256 is {hashes['sha256']}")
-        return
-    kind, _, published = archive.checksum.partition(":")
-    if hashes[kind] != published:
-        file.unlink()
-        raise DataError(
-            f"{archive.url}: the {kind} of the download is {hashes[kind]}, the published one is {published}",
-            "the file was deleted; try again",
-        )
+        shutil.rmtree(file.parent)
+    save_note(place, name, facts | {"published_checksum": archive.checksum, "usetta": __version__})
 
 
 def _by_hand(named: NamedDataset, report: Report, place: Path) -> tuple[str, ...]:
@@ -143,8 +299,8 @@ def _by_hand(named: NamedDataset, report: Report, place: Path) -> tuple[str, ...
     steps = []
     if report.state == "absent":
         steps += [step.format(folder=folder) for step in source.by_hand]
-    if source.list_url and _lacks_list(named, place):
-        steps.append(f"Download {source.list_file} from {source.list_url} and put it into {folder}/.")
+    if source.split and _lacks_list(named, place):
+        steps.append(f"Download {source.split.file} from {source.split.url} and put it into {folder}/.")
     return tuple(steps)
 
 
@@ -174,212 +330,3 @@ def exclusive(lock: Path, name: str) -> Iterator[None]:
         except BlockingIOError as error:
             raise DataError(f"{name} is being fetched by another process", "wait for it to finish") from error
         yield
-
-
-# ------------------------------------------------------------------------------------------------------------- download
-
-
-class _CutError(Exception):
-    """The connection ended before the file did."""
-
-
-class _NoConnectionError(_CutError):
-    """There was no connection at all."""
-
-
-def download(
-    url: str,
-    target: Path,
-    *,
-    attempts: int = 8,
-    pause: float = 1.0,
-    timeout: float = TIMEOUT,
-    progress: bool | None = None,
-) -> None:
-    """Bring `url` to `target`, with up to `attempts` connections and growing pauses (seconds) between them.
-
-    If there is no first connection, the machine is probably offline, and waiting would not help.
-    """
-    require_https(url)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part, version = target.with_name(f"{target.name}.part"), target.with_name(f"{target.name}.part.version")
-    for attempt in range(1, attempts + 1):
-        try:
-            _continue(url, part, version, timeout, progress)
-            break
-        except _CutError as error:
-            if attempt == 1 and isinstance(error, _NoConnectionError):
-                raise DataError(
-                    f"cannot connect to {urlsplit(url).hostname}: {error}",
-                    "check the network connection and rerun the same command",
-                ) from error
-            if attempt == attempts:
-                raise DataError(
-                    f"the download of {url} failed {attempts} times, most recently: {error}",
-                    "rerun the same command to resume",
-                ) from error
-            time.sleep(min(pause * 2 ** (attempt - 1), 30))
-    part.replace(target)
-    version.unlink(missing_ok=True)
-
-
-def _continue(url: str, part: Path, version: Path, timeout: float, progress: bool | None) -> None:
-    """One connection: add to `part` what it lacks, or start over if the server cannot or must not continue."""
-    have = part.stat().st_size if part.exists() else 0
-    headers = {"User-Agent": f"usetta/{__version__}", "Accept-Encoding": "identity"}
-    if have:
-        headers["Range"] = f"bytes={have}-"
-        if version.exists():
-            headers["If-Range"] = version.read_text(encoding="utf-8")
-    try:
-        response = opener(url, _Redirects).open(urllib.request.Request(url, headers=headers), timeout=timeout)  # noqa: S310
-    except urllib.error.HTTPError as error:
-        with error:
-            if _is_whole(error, have):
-                return
-        raise _refusal(url, part, error) from error
-    except (OSError, http.client.HTTPException) as error:  # URLError and time-outs are OSErrors
-        raise _NoConnectionError(reason(error)) from error
-    with response:
-        if response.status != HTTPStatus.PARTIAL_CONTENT:
-            have = 0  # the server sends the whole file, so the part is overwritten
-        elif not (response.headers.get("Content-Range") or "").startswith(f"bytes {have}-"):
-            part.unlink()
-            raise _CutError("the server sent a different range than requested")
-        length = response.headers.get("Content-Length")
-        total = have + int(length) if length else None
-        _keep_version(version, response.headers)
-        chunks = track(_chunks(response), int(length or 0) // _CHUNK, f"{part.stem} (MiB)", progress)
-        with part.open("ab" if have else "wb") as file:
-            for chunk in chunks:
-                file.write(chunk)
-    size = part.stat().st_size
-    if total is not None and size < total:
-        raise _CutError(f"the connection ended after {size:,} of {total:,} bytes")
-
-
-def _is_whole(error: urllib.error.HTTPError, have: int) -> bool:
-    """Whether the server says that nothing is left to send."""
-    return error.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and (
-        error.headers.get("Content-Range") == f"bytes */{have}"
-    )
-
-
-def _refusal(url: str, part: Path, error: urllib.error.HTTPError) -> Exception:
-    if error.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-        part.unlink()
-        return _CutError("the file on the server has changed since the download began")
-    if error.code in _TEMPORARY:
-        return _CutError(f"HTTP {error.code} {error.reason}")
-    return DataError(
-        f"{url} cannot be downloaded: HTTP {error.code} {error.reason}",
-        "the file may have moved; download it yourself and unpack it as docs/data.md describes",
-    )
-
-
-def _keep_version(version: Path, headers: Any) -> None:
-    """Keep what distinguishes versions of the file; a weak ETag does not promise equal bytes."""
-    tag = headers.get("ETag")
-    validator = tag if tag and not tag.startswith("W/") else headers.get("Last-Modified")
-    if validator:
-        version.write_text(validator, encoding="utf-8")
-    else:
-        version.unlink(missing_ok=True)
-
-
-def _chunks(response: IO[bytes]) -> Iterator[bytes]:
-    while True:
-        try:
-            chunk = response.read(_CHUNK)
-        except (OSError, http.client.HTTPException) as error:
-            raise _CutError(reason(error)) from error
-        if not chunk:
-            return
-        yield chunk
-
-
-def require_https(url: str, asked: str = "") -> None:
-    """Refuse an address whose content others could read or change; `asked` is the address that led to it."""
-    parts = urlsplit(url)
-    local = parts.scheme == "http" and parts.hostname in LOOPBACK
-    if parts.scheme == "https" or (local and urlsplit(asked or url).hostname in LOOPBACK):
-        return
-    raise DataError(f"{asked} redirects to {url}, which is not https" if asked else f"{url} is not https", "refused")
-
-
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
-    ) -> urllib.request.Request | None:
-        require_https(newurl, req.full_url)
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
-# --------------------------------------------------------------------------------------------------------------- unpack
-
-
-def unpack(archive: Path, member: str, target: Path, *, within: str = "") -> None:
-    """Put the folder `member` of `archive`, or of the archive `within` it, at `target`, which must be free."""
-    _refuse_occupied(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.parent / f".{target.name}.unpacking"
-    shutil.rmtree(beside, ignore_errors=True)
-    try:
-        if within:
-            _extract(archive, within, beside)
-            archive = beside / within
-            if not archive.is_file():
-                raise DataError(f"the archive does not contain {within}", "the source may have changed")
-        _extract(archive, member, beside)
-        if not (beside / member).is_dir():
-            raise DataError(f"{archive.name} does not contain the folder {member}", "the source may have changed")
-        if target.is_dir():
-            target.rmdir()
-        (beside / member).rename(target)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
-
-
-def _refuse_occupied(target: Path) -> None:
-    """An error unless `target` does not exist or is an empty folder."""
-    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise DataError(f"{target} already exists", "move it away")
-
-
-def _extract(archive: Path, wanted: str, into: Path) -> None:
-    with archive.open("rb") as file:
-        is_zip = file.read(4) == _ZIP  # by content: an archive named .tar.gz may be a plain tar
-    into.mkdir(parents=True, exist_ok=True)
-    try:
-        (_extract_zip if is_zip else _extract_tar)(archive, wanted, into)
-    except tarfile.FilterError as error:
-        raise DataError(f"{archive.name} is not safe to unpack: {error}", "nothing was unpacked") from error
-    except (tarfile.ReadError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # the disk's fault; gzip and bz2 give no number
-            raise
-        raise DataError(f"{archive.name} is damaged: {str(error).splitlines()[0]}", "download it again") from error
-
-
-def _extract_tar(archive: Path, wanted: str, into: Path) -> None:
-    with tarfile.open(archive, "r:*") as tar:
-        for member in tar:
-            if _is_wanted(member.name, wanted):
-                tar.extract(member, into, filter="data")  # refuses what leads out of `into`, links and devices included
-            else:
-                tarfile.data_filter(member, str(into))  # raises on names that would lead out
-
-
-def _extract_zip(archive: Path, wanted: str, into: Path) -> None:
-    with zipfile.ZipFile(archive) as members:
-        for member in members.infolist():
-            name = member.orig_filename.replace("\\", "/")
-            leaves = name.startswith("/") or ":" in name.split("/")[0] or ".." in name.split("/")
-            if leaves or stat.S_ISLNK(member.external_attr >> 16):
-                raise DataError(f"{archive.name} is not safe to unpack: it contains {name}", "nothing was unpacked")
-            if _is_wanted(name, wanted):
-                members.extract(member, into)
-
-
-def _is_wanted(name: str, wanted: str) -> bool:
-    path = posixpath.normpath(name)
-    return path == wanted or path.startswith(f"{wanted}/")

@@ -85,10 +85,10 @@ def read_split(layout: DiskLayout, root: Path, *, own: bool = False) -> Reading:
     if file is None:
         raise NoListError(
             f"{layout.name}: there is no {layout.list_file} in {root}",
-            f"{fetch_command(layout.name, root)} prints where to get it",
+            f"{fetch_command(layout.name, root)} downloads it",
             layout.find_images_without_list(root),
         )
-    ids, labels, classes = _parse_split(file)
+    ids, labels, classes = parse_split(file)
     return _join(layout, root, ids, labels, classes, file, own=own)
 
 
@@ -159,7 +159,7 @@ def _dataset(
     )
 
 
-def _parse_split(file: Path) -> tuple[list[str], list[int], list[str]]:
+def parse_split(file: Path) -> tuple[list[str], list[int], list[str]]:
     """Ids and labels of the test part, and the class names by label."""
     try:
         parts = json.loads(file.read_text(encoding="utf-8"))

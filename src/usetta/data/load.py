@@ -184,11 +184,11 @@ def _report_unread(named: NamedDataset, root: Path, error: DataError) -> Report:
         state = "absent"
         todo = _sentence(error.todo) or "Put it there."
         if source:
-            by_hand = "" if source.archive else " for the steps to take by hand"
+            by_hand = "" if source.archive or source.mirrors else " for the steps to take by hand"
             todo = f"Run {fetch_command(named.name, root)}{by_hand}."
-    elif isinstance(error, NoListError) and source and source.list_url:
+    elif isinstance(error, NoListError) and source and source.split:
         state = "no list"
-        todo = f"Download {source.list_file} from {source.list_url} into {source.folder}/."
+        todo = f"Run {fetch_command(named.name, root)}, which downloads {source.split.file}."
     else:
         state = "broken"
         todo = _sentence(error.todo) or "Move its folder away and fetch it again."

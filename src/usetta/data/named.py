@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from usetta.data.dataset import AbsentError, DataError, Dataset, Family, Reading, UnknownDatasetError, missing_images
+from usetta.data.packed import INDEX, PACKED, read_packed
 from usetta.registry import Registry
 
 Reader = Callable[[Path], Dataset | Reading]
@@ -28,21 +29,57 @@ class Archive:
     """Where that folder goes, below the folder of the datasets."""
     within: str = ""
     """The archive inside the archive that holds `member`, if it is one deeper."""
+    bytes: int = 0
+    """About how many it has, for the plan of a download."""
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """A copy on the Hugging Face hub, in Parquet files or WebDataset tars, which are read in place."""
+
+    repo: str
+    files: str
+    """A pattern that matches the files: `data/test-*.parquet`."""
+    bytes: int
+    """About how many they have, for the plan of a download."""
+    revision: str = "main"
+    gated: bool = False
+    """Whether the hub gives it only to those who have accepted its terms."""
+    same_labels: bool = False
+    """Whether its labels count as ours do; else the names of its classes say which is which."""
+
+
+@dataclass(frozen=True)
+class SplitList:
+    """The list of a dataset's images, which is downloaded, verified and cached."""
+
+    file: str
+    """What layouts call it."""
+    blob: str
+    """The id that git gives to its content."""
+    places: tuple[str, ...]
+    """Where it lies on GitHub: `owner/repository/commit/path`, the first that works is taken."""
+    url: str
+    """Where a browser finds it."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a dataset comes from: an archive with its published checksum, or steps that only people can take."""
+    """Where a dataset comes from; the archive is tried first, then the mirrors in order, then people."""
 
     folder: str
     """The dataset's own folder."""
     archive: Archive | None = None
     by_hand: tuple[str, ...] = ()
-    """Steps that give the images where there is no archive; `{folder}` stands for the dataset's folder."""
-    list_file: str = ""
-    """Name of the list of the images, where it is not part of the archive."""
-    list_url: str = ""
-    """Where a browser finds that list."""
+    """Steps that give the images where nothing else does; `{folder}` stands for the dataset's folder."""
+    split: SplitList | None = None
+    """The list of the images, where it is not part of the archive."""
+    mirrors: tuple[Mirror, ...] = ()
+    images: str = ""
+    """Where the images go if a mirror is unpacked, below the folder of the datasets."""
+    licence: str = ""
+    balanced: bool = False
+    """Whether all classes have the same number of images, which a mirror without a list is checked for."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +107,9 @@ class NamedDataset:
         Every failure is a `DataError`: one dataset that cannot be read must not end a check of all.
         """
         reader = self.own_reader if own and self.own_reader else self.reader
+        packed = self._packed(root, own=own)
         try:
-            result = reader(root)
+            result = read_packed(packed) if packed else reader(root)
         except DataError:
             raise
         except FileNotFoundError as error:
@@ -82,6 +120,12 @@ class NamedDataset:
             result = Reading(result, missing_images(result.root, result.ids))
         dataset = replace(result.dataset, name=self.name, title=self.title, family=self.family)
         return replace(result, dataset=dataset)
+
+    def _packed(self, root: Path, *, own: bool) -> Path | None:
+        """The folder of its images in packed files, if there is one."""
+        folders = [root / self.source.folder] if self.source else []
+        places = [folder / PACKED for folder in (*folders, *([root] if own else []))]
+        return next((place for place in places if (place / INDEX).is_file()), None)
 
 
 class DatasetRegistry(Registry[NamedDataset]):

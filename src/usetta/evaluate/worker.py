@@ -137,7 +137,7 @@ class EvalWorker:
         how = {"most": views.views, "least": least_views(*recipes), "accepted": job.adaptive}
         for image in item.images:
             yield ImageRequest(
-                str(job.dataset.root / image.id),
+                job.dataset.source(image.id),
                 views,
                 id=image.id,
                 settled=(lambda features: self._head(job).is_settled(features, **how)) if adaptive else None,

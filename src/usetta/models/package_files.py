@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from usetta.files import write_atomically
+from usetta.files import cache_dir, write_atomically
 from usetta.models.base import ModelError
 
 
@@ -64,13 +64,6 @@ with command.main_context():
     os.replace(target + ".part", target)
 """
 """A program for the Python that has pip. These names are not public, but the same in pip 23 and pip 26."""
-
-
-def cache_dir() -> Path:
-    """Where fetched and converted files are kept: `$USETTA_CACHE`, or `usetta` in the user's cache directory."""
-    if chosen := os.environ.get("USETTA_CACHE"):
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "usetta"
 
 
 def fetch(file: PackageFile, target: Path, log: Callable[[str], object]) -> Path:

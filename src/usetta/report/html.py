@@ -9,6 +9,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -95,14 +96,18 @@ class Illustration:
     alt: str
 
 
-def _illustration(figure: Figure, alt: str, *, photos: bool = False) -> Illustration:
-    """The figure with more pixels than the page shows, for sharp screens; as JPEG if it shows `photos`."""
+def illustration(figure: Figure, alt: str, *, photos: bool = False, saved: Path | None = None) -> Illustration:
+    """The figure with more pixels than the page shows, for sharp screens; as JPEG if it shows `photos`.
+
+    `saved`: the PNG that `style.save` wrote of it, which has as many.
+    """
     out = io.BytesIO()
     if photos:
         figure.savefig(out, format="jpeg", dpi=1.5 * DPI, pil_kwargs={"quality": 75, "optimize": True})
-    else:
+    elif saved is None:
         figure.savefig(out, format="png", dpi=2 * DPI, metadata={"Software": None})
-    url = _data_url(out.getvalue(), "image/jpeg" if photos else "image/png")
+    content = saved.read_bytes() if saved and not photos else out.getvalue()
+    url = _data_url(content, "image/jpeg" if photos else "image/png")
     return Illustration(url, round(DPI * float(figure.get_figwidth())), alt)
 
 
@@ -129,7 +134,7 @@ def gains(differences: Table, baseline: str) -> GainsFigure:
     if not drawn:
         return GainsFigure(None, too_few)
     alt = f"Points with 95 % intervals: gain over {baseline} in points of accuracy, by dataset and method."
-    return GainsFigure(_illustration(figures.gains(drawn, baseline), alt), too_few)
+    return GainsFigure(illustration(figures.gains(drawn, baseline), alt), too_few)
 
 
 def reliability(store: Store, run: RunMetrics) -> Illustration:
@@ -143,7 +148,7 @@ def reliability(store: Store, run: RunMetrics) -> Illustration:
             confidence[method] += columns["confidence"]
             right[method] += np.equal(columns["label"], columns["prediction"]).tolist()
     alt = "For each method, bars of accuracy by confidence against the diagonal on which both would be the same."
-    return _illustration(figures.reliability(confidence, right), alt)
+    return illustration(figures.reliability(confidence, right), alt)
 
 
 def skips(store: Store, run: RunMetrics) -> tuple[str, Illustration] | None:
@@ -161,7 +166,7 @@ def skips(store: Store, run: RunMetrics) -> tuple[str, Illustration] | None:
         if columns["label"]:
             before[title] = 100 * float(np.mean(np.equal(columns["label"], columns["before"])))
     alt = f"For each dataset, the share of images that {method} skipped, and its accuracy before and after tuning."
-    return method, _illustration(figures.skips(ratio, before, after), alt)
+    return method, illustration(figures.skips(ratio, before, after), alt)
 
 
 def cost(run: RunMetrics) -> Illustration | None:
@@ -170,7 +175,7 @@ def cost(run: RunMetrics) -> Illustration | None:
     if len(accuracy) < 2:
         return None
     alt = "Points: accuracy of each method against the seconds that it needs for an image."
-    return _illustration(figures.cost(seconds, accuracy), alt)
+    return illustration(figures.cost(seconds, accuracy), alt)
 
 
 def typical_views(store: Store, run: RunMetrics, images: RunImages, limit: int = 4) -> Illustration | None:
@@ -187,7 +192,7 @@ def typical_views(store: Store, run: RunMetrics, images: RunImages, limit: int =
         return None
     answers = "; ".join(f"{row.label}: {', '.join(view.label for view in row.views)}" for row in rows)
     alt = f"Rows of views. What each image shows, and what its views are taken for: {answers}."
-    return _illustration(explain.view_grid(rows), alt, photos=True)
+    return illustration(explain.view_grid(rows), alt, photos=True)
 
 
 def _spread_images(store: Store, run: RunMetrics, limit: int) -> list[tuple[str, str, int, int]]:

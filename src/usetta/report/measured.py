@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 from usetta import methods as known_methods
 from usetta.data import NamedDataset
 from usetta.data.benchmark import BENCHMARKS
+from usetta.data.protocols import protocol_note
 from usetta.evaluate.metrics import METRICS, group_means, members_of, over_seeds
 from usetta.evaluate.store import FailedImage, Store, StoreError
 from usetta.methods import FAMILIES
@@ -86,6 +87,7 @@ class RunMetrics:
         self.settings: dict[str, Any] = store.facts("run")
         """What the whole run depends on: model, views, prompt."""
         self.facts: dict[str, Any] = store.facts("dataset")
+        self._classes = store.facts("classes")
         self._device = store.facts("device").get("model")
         self.datasets = sorted_datasets({dataset for dataset, _ in self.by_seed})
         self.methods = sorted_methods({method for _, method in self.by_seed})
@@ -140,9 +142,14 @@ class RunMetrics:
     def mean_column(self, group: str, metric: str, *, paper: bool) -> Column:
         shown = METRIC_FORMATS[metric]
         exists = any(self.mean(method, group, metric).value is not None for method in self.methods)
-        differs = exists and any(self.data_notes(name, paper=paper) for name in members_of(group))
-        notes = ("of datasets with notes of their own",) if differs else ()
-        return Column(group, MEANS[group], shown.digits, shown.best, notes)
+        notes: list[str] = []
+        for name in members_of(group) if exists else ():
+            names = self._class_names_note(name, paper=paper)
+            if names:  # in full, because a table of means has no column of the dataset
+                notes.append(f"{self.title(name)}: {names}")
+            if any(note != names for note in self.data_notes(name, paper=paper)):
+                notes.append("of datasets with notes of their own")
+        return Column(group, MEANS[group], shown.digits, shown.best, tuple(dict.fromkeys(notes)))
 
     def gaps(self, method: str, dataset: str) -> tuple[str, ...]:
         """What this method's number lacks in comparison with others on the dataset."""
@@ -164,6 +171,8 @@ class RunMetrics:
         benchmark, facts, done = self.benchmark(dataset), self.facts.get(dataset, {}), self._largest[dataset].images
         size = facts.get("images", benchmark.images if benchmark else done)
         notes = [f"{done:,} of {size:,} images"] if done < size else []
+        if names := self._class_names_note(dataset, paper=paper):
+            notes.append(names)
         if paper and benchmark:
             views = self.settings.get("views", {}).get("views", VIEWS)
             usual = FAMILIES[benchmark.family].augmix
@@ -174,6 +183,11 @@ class RunMetrics:
             if facts.get("augmix", usual) != usual:
                 notes.append("views without AugMix, unlike the paper's" if usual else "AugMix, unlike the paper")
         return tuple(notes)
+
+    def _class_names_note(self, dataset: str, *, paper: bool) -> str | None:
+        """How the class names differ from the paper's, or from those of the list."""
+        classes = tuple(self._classes.get(dataset, ())) if self.benchmark(dataset) else ()
+        return protocol_note(dataset, classes, paper=paper)
 
     def footnotes(self, spread: str | None = "mean ± standard deviation") -> tuple[str, ...]:
         """On seeds (`spread` names what is shown of them), unfinished datasets, and images that could not be read."""

@@ -148,6 +148,44 @@ def get(name: str) -> PaperItem:
     return ITEMS[written]
 
 
+@dataclass(frozen=True)
+class PaperRun:
+    """What all tables and figures need of one model with one kind of prompt."""
+
+    model: str
+    coop: bool
+    ensemble: bool
+    methods: Mapping[str, tuple[str, ...]]
+    """By dataset, in the order of the paper."""
+    items: tuple[PaperItem, ...]
+
+    @property
+    def item(self) -> PaperItem:
+        """An item with the prompt of the run."""
+        return self.items[0]
+
+
+def paper_runs(*, model: str | None = None, coop: bool = True) -> list[PaperRun]:
+    """The runs that give every table and figure: two backbones, and the prompts that the paper compares.
+
+    `model` takes the place of both backbones. Without `coop`, what starts from CoOp's context is left out.
+    """
+    groups: dict[tuple[str, bool, bool], list[PaperItem]] = {}
+    for item in ITEMS.values():
+        if coop or not item.coop:
+            for backbone in (model,) if model and item.models else item.models:
+                groups.setdefault((backbone, item.coop, item.ensemble), []).append(item)
+    runs = []
+    for (backbone, learned, ensemble), items in groups.items():
+        methods = {
+            name: tuple(dict.fromkeys(method for item in items if name in item.datasets for method in item.methods))
+            for name in _ALL
+        }
+        wanted = {name: names for name, names in methods.items() if names}
+        runs.append(PaperRun(backbone, learned, ensemble, wanted, tuple(items)))
+    return runs
+
+
 class MissingResult(NamedTuple):
     """What a run does not have, or has only in part."""
 

