@@ -8,10 +8,10 @@ that with it (1 is no loss), `memory_growth` how much the server's memory grows 
 a phase, relative to what it uses.
 
 The request is an image of 24 megapixels and the method `clip`, one view. On a CPU each image goes through the tower by
-itself, with all cores. What many clients can gain is the time in which one client keeps a single core busy, when its
-image is sent, decoded and cropped. The larger the image and the fewer the views, the more that is; with `--method se
---views 8 --megapixels 1` nearly all time is spent in the tower. Measure on an idle machine, and do not set
-`OMP_NUM_THREADS`, which the server would inherit.
+itself: with all cores for one client, which wait for each other, and with one core for each of many. So many clients
+gain that waiting, and the time in which one client keeps a single core busy, when its image is sent, decoded and
+cropped. With `--method se --views 8 --megapixels 1` nearly all time is spent in the tower on strong views, which have a
+core each in any case. Measure on an idle machine, and do not set `OMP_NUM_THREADS`, which the server would inherit.
 """
 
 import argparse

@@ -40,12 +40,12 @@ def test_a_queue_gives_as_many_jobs_as_fit_and_at_least_one() -> None:
     queue, jobs = JobQueue(), [job(5), job(3), job(3), job(9), job(1)]
     for waiting in jobs:
         queue.put(waiting)
-    assert queue.take(8) == jobs[:2]
-    assert queue.take(8) == jobs[2:3]
-    assert queue.take(8) == jobs[3:4]  # more than fits, so alone
+    assert queue.take(8, 9) == jobs[:2]
+    assert queue.take(8, 9) == jobs[2:3]
+    assert queue.take(8, 9) == jobs[3:4]  # more than fits, so alone
     queue.close()
-    assert queue.take(8) == jobs[4:]
-    assert queue.take(8) == []
+    assert queue.take(8, 9) == jobs[4:]
+    assert queue.take(8, 9) == []
 
 
 def test_a_queue_drops_jobs_that_were_cancelled() -> None:
@@ -54,7 +54,7 @@ def test_a_queue_drops_jobs_that_were_cancelled() -> None:
         queue.put(waiting)
     assert jobs[0].result.cancel()
     assert jobs[1].result.cancel()
-    assert queue.take(5) == jobs[2:]
+    assert queue.take(5, 9) == jobs[2:]
     assert not jobs[2].result.cancel()  # it is being worked on
 
 

@@ -2,7 +2,8 @@
 
 An image goes to the thread pool (`Pipeline.make_stage`) and then, as a job, to the model thread (`Pipeline.encode`); an
 adaptive one goes round until it is settled. No job waits for others to fill a batch: those that arrive while the model
-is busy are taken together when it is free.
+is busy are taken together when it is free. On a CPU these are no more than there are cores: a single image gets them
+all, and as soon as others are on their way each gets one, so that none is idle while cores wait for each other.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 from threading import Thread
 
+import torch
 from torch import Tensor
 
 from usetta.coop import load_context, template_of
@@ -64,6 +66,7 @@ class ModelService:
         self._budget = ViewBudget(settings.views_ahead)
         self._thread = Thread(target=self._run, name="usetta-model", daemon=True)
         self._seconds_per_job = 0.1
+        self._images = 0  # being decoded, waiting or being answered
 
     def start(self) -> None:
         """Start to load the models, and to answer once they are loaded."""
@@ -135,15 +138,19 @@ class ModelService:
         loop = asyncio.get_running_loop()
         if on_progress is not None:
             on_progress(TaskProgress("waiting", 0, request.views.views))
-        async with self._budget.reserve(request.views.views):
-            while True:
-                await loop.run_in_executor(self.pool, _make_stage, pipeline, pending)
-                job = Job(task, upload.source, pending, on_progress)
-                self._queue.put(job)
-                predictions = await asyncio.wrap_future(job.result)
-                if predictions is not None:
-                    assert pending.episode is not None
-                    return pending.episode, predictions
+        self._images += 1
+        try:
+            async with self._budget.reserve(request.views.views):
+                while True:
+                    await loop.run_in_executor(self.pool, _make_stage, pipeline, pending)
+                    job = Job(task, upload.source, pending, on_progress)
+                    self._queue.put(job)
+                    predictions = await asyncio.wrap_future(job.result)
+                    if predictions is not None:
+                        assert pending.episode is not None
+                        return pending.episode, predictions
+        finally:
+            self._images -= 1
 
     def _request(self, task: ClassifyTask, upload: Upload, keep_pixels: bool) -> ImageRequest:
         every = view_recipe(self.models[task.prompts.model], task.views, augmix=task.augmix, seed=task.seed)
@@ -168,14 +175,18 @@ class ModelService:
         """The model thread."""
         try:
             self._prompts = prompts = self._load()
-            self.is_ready = True
             pipelines = self._pipelines.values()
+            can_share_cores = all(pipeline.can_share_cores for pipeline in pipelines)  # also warms the towers up
+            _log.info("cores", extra={"fields": {"threads": torch.get_num_threads(), "shared": can_share_cores}})
+            self.is_ready = True
             views = self.settings.batch_views or max(pipeline.views_at_once for pipeline in pipelines)
             on_device = any(pipeline.batches_images for pipeline in pipelines)
+            images = views if on_device else torch.get_num_threads()
             previous: Callable[[], None] | None = None
-            while (jobs := self._queue.take(views, wait=previous is None)) or previous:
+            while (jobs := self._queue.take(views, images, wait=previous is None)) or previous:
                 start = time.perf_counter()
-                answer = launch(jobs, self._pipelines, prompts) if jobs else None
+                share_cores = self._images > 1
+                answer = launch(jobs, self._pipelines, prompts, share_cores=share_cores) if jobs else None
                 if on_device:  # it gets the images that wait before the last ones are answered
                     answer, previous = previous, answer
                 if answer is not None:

@@ -19,7 +19,6 @@ from typing import Literal, TypeVar
 from usetta.classifier import TextHead
 from usetta.episode import Episode
 from usetta.methods.recipe import Recipe
-from usetta.models.parallel import observe_chunks
 from usetta.pipeline import EncodeLaunch, PendingImage, Pipeline
 from usetta.prediction import Prediction
 from usetta.serve.prompt_cache import PromptCache, PromptKey
@@ -87,6 +86,7 @@ class Job:
     views: int = field(init=False)
     """Of this stage."""
     _stages: int = field(init=False)
+    _encoded: list[int] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.views = len(self.pending.stages[0])
@@ -97,14 +97,20 @@ class Job:
         """Whether the stage has been through the image tower."""
         return len(self.pending.stages) < self._stages
 
-    def report(self, stage: Literal["text", "views", "methods"], more_views: int = 0) -> None:
-        """Say how far it is: `more_views` of the current stage have been encoded."""
+    def count_views(self, views: int) -> None:
+        """So many more views of the stage have been encoded. Called by any thread."""
+        self._encoded.append(views)
+        self.report("views")
+
+    def report(self, stage: Literal["text", "views", "methods"]) -> None:
+        """Say how far it is."""
         if self.on_progress is None:
             return
         before = 0 if self.pending.episode is None else len(self.pending.episode.features)
         total = before if self.pending.is_done else self.pending.request.views.views
         # Two towers, or a tower in two parts, count every view twice.
-        self.on_progress(TaskProgress(stage, before + min(more_views, self.views), total))
+        more = 0 if self.is_encoded else min(sum(self._encoded), self.views)
+        self.on_progress(TaskProgress(stage, before + more, total))
 
 
 class ViewBudget:
@@ -154,10 +160,11 @@ class JobQueue:
             self._closed = True
             self._changed.notify()
 
-    def take(self, views: int, *, wait: bool = True) -> list[Job]:
-        """Wait for a job and return it with those behind it, up to so many `views`; cancelled jobs are dropped.
+    def take(self, views: int, images: int, *, wait: bool = True) -> list[Job]:
+        """Wait for a job and return it with those behind it, up to so many `views` and `images`.
 
-        Nothing is returned when the queue is closed and empty, or empty and nobody should `wait`.
+        Cancelled jobs are dropped. Nothing is returned when the queue is closed and empty, or empty and nobody should
+        `wait`.
         """
         batch: list[Job] = []
         with self._changed:
@@ -166,7 +173,7 @@ class JobQueue:
                 if not self._jobs:
                     return []
                 left = views
-                while self._jobs and (not batch or self._jobs[0].views <= left):
+                while self._jobs and (not batch or (self._jobs[0].views <= left and len(batch) < images)):
                     job = self._jobs.popleft()
                     if job.result.set_running_or_notify_cancel():  # false if the caller has hung up
                         batch.append(job)
@@ -186,7 +193,9 @@ class _Part:
     """Of the whole job so far, shared by its parts."""
 
 
-def launch(jobs: Sequence[Job], pipelines: Mapping[str, Pipeline], prompts: PromptCache) -> Callable[[], None]:
+def launch(
+    jobs: Sequence[Job], pipelines: Mapping[str, Pipeline], prompts: PromptCache, *, share_cores: bool = False
+) -> Callable[[], None]:
     """Encode the images of jobs, or let a device start to. Whoever calls the result gives them answers or errors."""
     heads: dict[Job, TextHead] = {}
     launched: list[_Launched] = []
@@ -201,7 +210,7 @@ def launch(jobs: Sequence[Job], pipelines: Mapping[str, Pipeline], prompts: Prom
         _attempt([job], prepare, lambda job: job)
     for batch in _grouped(heads, lambda job: job.task.prompts.model):
         pipeline = pipelines[batch[0].task.prompts.model]
-        _attempt(batch, lambda batch, own=pipeline: launched.append(_encode(batch, own)), lambda job: job)  # type: ignore[misc]
+        _attempt(batch, lambda batch, own=pipeline: launched.append(_encode(batch, own, share_cores)), lambda job: job)  # type: ignore[misc]
     return partial(_answer, heads, launched)
 
 
@@ -245,31 +254,21 @@ class _Launched:
 
     jobs: Sequence[Job]
     pipeline: Pipeline
-    launch: EncodeLaunch | None = None
-    """Of a device."""
+    launch: EncodeLaunch
 
     def finish(self, jobs: Sequence[Job]) -> None:
         """Wait for what decides whether the images of some of the jobs need more views."""
-        if self.launch is not None:
-            self.pipeline.finish(replace(self.launch, images=[job.pending for job in jobs]))
+        self.pipeline.finish(replace(self.launch, images=[job.pending for job in jobs]))
 
 
-def _encode(jobs: Sequence[Job], pipeline: Pipeline) -> _Launched:
+def _encode(jobs: Sequence[Job], pipeline: Pipeline, share_cores: bool) -> _Launched:
     # When a batch fails in the middle, some of it is encoded, and to encode that again would encode its next stage.
     waiting = [job for job in jobs if not job.is_encoded]
-    if pipeline.batches_images:
-        return _Launched(jobs, pipeline, pipeline.launch([job.pending for job in waiting]))
     for job in waiting:
-        chunks: list[int] = []
-
-        def count(views: int, job: Job = job, chunks: list[int] = chunks) -> None:
-            chunks.append(views)
-            job.report("views", sum(chunks))
-
         job.report("views")
-        with observe_chunks(count):
-            pipeline.encode([job.pending])
-    return _Launched(jobs, pipeline)
+        job.pending.on_views = job.count_views
+    launch = pipeline.launch([job.pending for job in waiting], share_cores=share_cores)
+    return _Launched(jobs, pipeline, launch)
 
 
 def _predict(parts: Sequence[_Part]) -> None:
