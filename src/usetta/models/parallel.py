@@ -2,7 +2,7 @@
 
 Cores that share an operation wait for each other at its end, some hundred times a chunk, and read what another has just
 written. Cores that have chunks of their own do neither. A lone image has but one chunk, which all cores share; where
-several images are at hand, `map_on_cores` gives each a core of its own, without changing a bit of any.
+several images wait, `map_on_cores` gives each a core of its own, without changing a bit of any.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
+
+from usetta.cancellation import current_check
 
 ON_CPU = 4  # images encoded at once: activations of few stay in a core's cache
 ON_GPU = 64
@@ -44,11 +46,12 @@ def chunk_size(device: torch.device) -> int:
 
 def map_chunks(work: Callable[[Tensor], Tensor], rows: Tensor, device: torch.device) -> Tensor:
     """`work` on all rows (n, …), by a model on `device`. It is called by several threads at once."""
-    one_core, size, done = _one_core.get(), chunk_size(device), _observer.get()
+    one_core, size, done, check = _one_core.get(), chunk_size(device), _observer.get(), current_check()
     threads = one_core or torch.get_num_threads()
 
     @torch.no_grad()  # not inference_mode: its tensors may not take part in a later backward pass
     def work_on(chunk: Tensor) -> Tensor:
+        check()
         result = work(chunk)
         if done is not None:
             done(len(chunk))

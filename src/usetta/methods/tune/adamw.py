@@ -35,6 +35,12 @@ class PerImage:
         for image, own in zip(images, gradients, strict=True):
             for parameter, grad in zip(self._own[image], own, strict=True):
                 parameter.grad = grad
-        if self._optimizer is not None:
+        if self._optimizer is None:
+            return
+        try:
             self._optimizer.step()
-            self._optimizer.zero_grad()
+        except RuntimeError as error:  # PyTorch's name for a number that single precision cannot hold
+            if "overflow" not in str(error):
+                raise
+            raise OverflowError("the step is too large") from error
+        self._optimizer.zero_grad()
