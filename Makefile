@@ -113,6 +113,12 @@ audit: $(VENV)/.test
 	$(BIN)/python -m pip freeze --exclude-editable | grep '==' | sed 's/+cpu//' > $(VENV)/audit/installed.txt
 	$(VENV)/audit/bin/pip-audit --no-deps --disable-pip --requirement $(VENV)/audit/installed.txt
 
+fuzz: $(VENV)/.test
+	USETTA_FUZZ=$${USETTA_FUZZ:-2000} $(BIN)/python -m pytest -q -n auto tests/test_fuzz.py
+
+soak: setup $(VENV)/.test
+	$(BIN)/python -m benchmarks.soak --minutes $${MINUTES:-30}
+
 # Debian packages buildah and debootstrap, as root.
 container:
 	sh tools/container.sh
