@@ -151,7 +151,7 @@ def test_adaptive_images_end_when_they_are_settled_and_keep_their_order(model: C
         torch.testing.assert_close(episode.features, features(model, i, len(episode)), atol=1e-6, rtol=0)
         assert episode.pixels is not None
         assert len(episode.pixels) == len(episode)
-    assert sorted(asked) == sorted((i, stage) for i, end in enumerate(ends) for stage in (8, 16) if stage <= end)
+    assert sorted(asked) == sorted((i, stage) for i, end in enumerate(ends) for stage in (1, 8, 16) if stage <= end)
 
 
 REQUESTS: dict[str, dict[str, Any]] = {

@@ -17,7 +17,7 @@ base=$(buildah from scratch)
 buildah add --quiet "$base" "$work/rootfs" / >/dev/null
 buildah commit --quiet --rm "$base" usetta-base >/dev/null
 # shellcheck disable=SC2086  # several options
-buildah build --build-arg BASE=localhost/usetta-base ${BUILD_OPTIONS:-} --tag usetta .
+buildah build --format docker --layers --build-arg BASE=localhost/usetta-base ${BUILD_OPTIONS:-} --tag usetta .
 
 container=$(buildah from localhost/usetta)
 root=$(buildah mount "$container")

@@ -22,7 +22,7 @@ import torch
 from PIL import Image
 
 from usetta import methods
-from usetta.adaptive import ADAPTIVE, Views, is_settled, most_views
+from usetta.adaptive import ADAPTIVE, Views, accepted_changes, is_settled, least_views, most_views
 from usetta.answer_warnings import AnswerWarning, chance_warning, class_warnings, is_near_chance
 from usetta.coop import load_context
 from usetta.episode import Episode, answer, check
@@ -86,9 +86,9 @@ class TextHead:
         """Refuse a recipe that cannot run, before any image is read."""
         check(recipe, self.model, self.prompts, views)
 
-    def is_settled(self, features: torch.Tensor) -> bool:
-        """Whether features (n, D) of the first views, on the CPU, leave no doubt, see `adaptive`."""
-        return is_settled(features, self._features_on_host, self.model.logit_scale)
+    def is_settled(self, features: torch.Tensor, **how: Any) -> bool:
+        """Whether features (n, D) of the first views, on the CPU, are enough, see `adaptive.is_settled`."""
+        return is_settled(features, self._features_on_host, self.model.logit_scale, **how)
 
     @cached_property
     def _features_on_host(self) -> torch.Tensor:
@@ -207,7 +207,7 @@ class Classifier:
             known = {"model": self.model.name, "fingerprint": self.model.fingerprint, "method": self.recipe.name}
             self._rejection = make_rejection(reject, reject_below, calibration, **known)
         self._views = view_recipe(self.model, most, augmix=augmix, seed=seed)
-        self._adaptive = views == ADAPTIVE
+        self._adaptive = views if isinstance(views, str) else None
         self._max_pixels = max_pixels
         features = None if cache is None else FeatureCache(Path(cache).expanduser())
         self._allow_urls = allow_urls
@@ -217,7 +217,7 @@ class Classifier:
 
     def __repr__(self) -> str:
         names = ", ".join(self.classes[:3]) + (", …" if len(self.classes) > 3 else "")
-        views = ADAPTIVE if self._adaptive else self._views.views
+        views = self._adaptive or self._views.views
         device, precision = (getattr(self.model, name, "?") for name in ("device", "precision"))
         return (
             f"<Classifier {self.recipe.name} by {self.model.name} ({device}, {precision}), {views} views, "
@@ -341,10 +341,14 @@ class Classifier:
         *,
         keep_pixels: bool = False,
     ) -> ImageRequest:
+        settled = None
+        if self._adaptive and views.views > 1:
+            accepted = accepted_changes(self._adaptive)
+            settled = partial(self._head.is_settled, least=least_views(*recipes), accepted=accepted)
         return ImageRequest(
             image,
             views,
-            settled=self._head.is_settled if self._adaptive and views.views > 1 else None,
+            settled=settled,
             hidden=any(recipe.needs_hidden for recipe in recipes),
             reward=any(recipe.needs_reward for recipe in recipes),
             keep_pixels=keep_pixels,

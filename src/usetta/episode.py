@@ -1,13 +1,13 @@
 """What a model sees in the views of one image, and what a recipe answers from it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 
 import torch
 from torch import Tensor
 
-from usetta.methods.recipe import Hidden, Recipe, Result, Reward, diverged, run
+from usetta.methods.recipe import NOTHING, Hidden, Recipe, Result, Reward, diverged, run
 from usetta.models import Model
 from usetta.models.base import require_last_blocks
 from usetta.models.devices import to_host
@@ -91,6 +91,9 @@ def _answer_batch(
     reward_prompts: ClassPrompts | None,
 ) -> Result:
     features = torch.stack([episode.features for episode in episodes])
+    if features.shape[1] == 1 and not recipe.weak_only:  # the weak view settled it, see `adaptive`
+        alone = run(replace(recipe, tune=NOTHING, readout="se", beta=1), features, prompts, model.logit_scale)
+        return replace(alone, skipped=torch.full_like(alone.skipped, recipe.tunes))
     hidden = None
     if recipe.needs_hidden:
         hidden = Hidden(

@@ -96,7 +96,8 @@ class Prediction:
     def reason(self) -> str:
         """Why this answer, in one plain sentence."""
         if self.skipped:
-            return "skipped: the views already agree"
+            enough = "the views already agree" if len(self.weights) > 1 else "the original image alone is enough"
+            return f"skipped: {enough}"
         if self.before is not None:
             old = self.classes[int(self.before.argmax())]
             new = "" if old == self.label else f"{self.label} "

@@ -145,7 +145,7 @@ def test_facts_are_what_the_rows_depend_on(model: CLIP, things: Dataset, tmp_pat
                 "scale": [0.08, 1.0],
                 "ratio": [3 / 4, 4 / 3],
                 "severity": 1.0,
-                "adaptive": False,
+                "adaptive": None,
             },
             "prompt": {"templates": ["a photo of a {}."], "context": None},
             "features": {"precision": "fp32"},
@@ -369,7 +369,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
     ),
     "adaptive": (
         lambda folder: {"settings": replace(SETTINGS, views="adaptive")},
-        "adaptive was False and is now True",
+        "adaptive was None and is now 0.5",
     ),
     "recipe": (lambda folder: {"gamma": 0.3}, "recipe 'use on other': gamma was 0.4 and is now 0.3"),
 }

@@ -96,23 +96,23 @@ def test_views_are_adaptive_unless_a_number_is_sent(server: Running, tiny_model:
     classes, counts = CLASSES[:2], []
     for method in ("se", "use", "clip"):
         classifier = Classifier(classes, tiny_model, method)
-        for seed in (0, 3, 4):
+        for seed in (1, 31, 36):
             asked = {"image": in_base64(png(seed)), "classes": classes, "method": method}
             answer = httpx.post(f"{server.url}/v1/classify", json=asked, timeout=60).json()
             right = classifier(png(seed)).to_dict(top=None)
             assert_same(answer, right)
             assert answer["probability"] == right["probability"]  # not merely near
             counts.append(answer["why"]["views"])
-    assert counts == [8, 64, 16] * 2 + [1] * 3
+    assert counts == [1, 16, 40] * 2 + [1] * 3
     for views, count in (("adaptive", 16), ("12", 12)):
-        answer = server.send({"classes": classes, "views": views}, png(4))
+        answer = server.send({"classes": classes, "views": views}, png(31))
         assert answer.json()["why"]["views"] == count
 
 
 def test_adaptive_views_stop_at_the_limit_of_the_server(tiny_model: CLIP) -> None:
-    with running(Settings(limits=Limits(views=20)), tiny_model) as server:
-        assert server.ask(png(3), views="adaptive").json()["why"]["views"] == 20
-        assert server.ask(views=21).status_code == 422
+    with running(Settings(limits=Limits(views=5)), tiny_model) as server:
+        assert server.ask(png(36), views="adaptive").json()["why"]["views"] == 5
+        assert server.ask(views=6).status_code == 422
 
 
 def test_a_large_image_is_decoded_again_for_each_stage_and_answered_alike(
@@ -120,9 +120,9 @@ def test_a_large_image_is_decoded_again_for_each_stage_and_answered_alike(
 ) -> None:
     monkeypatch.setattr("usetta.serve.service._KEPT_PIXELS", 100)
     with running(Settings(), tiny_model) as server:
-        answer = server.ask(png(3), views="adaptive").json()
-    assert answer["why"]["views"] == 64
-    assert_same(answer, expected(tiny_model, png(3), CLASSES))
+        answer = server.ask(png(36), views="adaptive").json()
+    assert answer["why"]["views"] == 56
+    assert_same(answer, expected(tiny_model, png(36), CLASSES))
 
 
 def test_rewards_come_from_the_reward_model(tiny_model: CLIP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

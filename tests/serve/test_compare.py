@@ -62,8 +62,8 @@ def test_views_come_as_small_images_on_request_and_a_form_says_the_same_as_json(
 
 @pytest.mark.parametrize("views", [12, "adaptive"])
 def test_progress_comes_as_events_and_then_the_answer(server: Running, views: Any) -> None:
-    *progress, (last, answer) = events(server.compare(png(4), views=views, headers=EVENTS))
-    assert (last, answer) == ("answer", server.compare(png(4), views=views).json())
+    *progress, (last, answer) = events(server.compare(png(36), views=views, headers=EVENTS))
+    assert (last, answer) == ("answer", server.compare(png(36), views=views).json())
     assert {name for name, _ in progress} == {"progress"}
     steps = [step for _, step in progress]
     assert list(dict.fromkeys(step["stage"] for step in steps)) == ["waiting", "text", "views", "methods"]

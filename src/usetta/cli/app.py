@@ -78,7 +78,10 @@ Templates = Annotated[
     ),
 ]
 ViewCount = Annotated[
-    str, typer.Option("--views", help="Views per image, or 'adaptive': up to 64, fewer where the first ones agree.")
+    str,
+    typer.Option(
+        "--views", help="Views per image, or 'adaptive': up to 64, fewer where more would hardly change the answer."
+    ),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the random views.", min=0)]
 AugMix = Annotated[bool, typer.Option("--augmix", help="Apply AugMix to the views (the paper: fine-grained datasets).")]
@@ -173,11 +176,13 @@ def read_classes(classes: str) -> list[str]:
 
 
 def read_views(text: str, least: int = 1) -> "Views":
-    """A number of views, or `adaptive`."""
+    """A number of views, or `adaptive`, which may state what it may change."""
+    from usetta.adaptive import accepted_changes
     from usetta.views import MAX_VIEWS
 
-    if text == "adaptive":
-        return "adaptive"
+    if text.startswith("adaptive"):
+        accepted_changes(text)
+        return text
     if not text.isdecimal() or not 1 <= int(text) <= MAX_VIEWS:
         raise ValueError(f"--views must be a number from 1 to {MAX_VIEWS} or 'adaptive', not {text!r}")
     return max(int(text), least)

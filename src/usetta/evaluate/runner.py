@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from usetta import methods as known_methods
-from usetta.adaptive import ADAPTIVE, Views, most_views
+from usetta.adaptive import ADAPTIVE, Views, accepted_changes, most_views
 from usetta.coop import load_context, template_of
 from usetta.data import DataError, Dataset
 from usetta.distributed import Engine, Failed, LocalEngine, Shard, VerifiedLoader
@@ -182,7 +182,7 @@ def _job(
         _views(settings, model, augmix),
         _templates(settings),
         context,
-        adaptive=settings.views == ADAPTIVE,
+        adaptive=accepted_changes(settings.views),
     )
 
 
@@ -242,7 +242,7 @@ def _facts(
             del views[name]
     context = hashlib.sha256(settings.context.read_bytes()).hexdigest() if settings.context else None
     yield "run", "model", _identity(model)
-    yield "run", "views", views | {"adaptive": settings.views == ADAPTIVE}
+    yield "run", "views", views | {"adaptive": accepted_changes(settings.views)}
     yield "run", "prompt", {"templates": _templates(settings), "context": context}
     yield "run", "features", {"precision": "fp16" if settings.half_features else "fp32"}
     jobs = list(jobs)
@@ -274,7 +274,7 @@ def _identity(model: Model) -> dict[str, Any]:
 
 
 def _views(settings: EvalSettings, model: Model, augmix: bool = False) -> ViewRecipe:
-    views = settings.adaptive_limit if settings.views == ADAPTIVE else most_views(settings.views)
+    views = settings.adaptive_limit if isinstance(settings.views, str) else most_views(settings.views)
     return view_recipe(model, views, augmix=augmix)
 
 

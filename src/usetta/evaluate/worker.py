@@ -15,6 +15,7 @@ from typing import NamedTuple, Self
 
 from torch import Tensor
 
+from usetta.adaptive import least_views
 from usetta.classifier import TextHead
 from usetta.data import Dataset
 from usetta.episode import Episode
@@ -41,8 +42,8 @@ class DatasetJob:
     """Of its images; the seed is the work item's."""
     templates: Sequence[str]
     context: Tensor | None = None
-    adaptive: bool = False
-    """Whether images that are settled get no more views."""
+    adaptive: float | None = None
+    """If images get no more views than they need: answers in a hundred that this may change."""
 
     @property
     def needs_reward(self) -> bool:
@@ -132,24 +133,26 @@ class EvalWorker:
         recipes = _recipes(job, item).values()
         all_views = replace(job.views, seed=item.seed)
         views = replace(all_views, views=1) if all(recipe.weak_only for recipe in recipes) else all_views
-        adaptive = job.adaptive and views.views > 1
+        adaptive = job.adaptive is not None and views.views > 1
+        how = {"most": views.views, "least": least_views(*recipes), "accepted": job.adaptive}
         for image in item.images:
             yield ImageRequest(
                 str(job.dataset.root / image.id),
                 views,
                 id=image.id,
-                settled=(lambda features: self._head(job).is_settled(features)) if adaptive else None,
+                settled=(lambda features: self._head(job).is_settled(features, **how)) if adaptive else None,
                 hidden=any(recipe.needs_hidden for recipe in recipes),
                 reward=any(recipe.needs_reward for recipe in recipes),
                 for_benchmark=True,
-                part_of=None if job.adaptive else all_views,
+                part_of=None if adaptive else all_views,
             )
 
     def _head(self, job: DatasetJob) -> TextHead:
         """The prompts of a dataset. They take up to a gigabyte if they are tuned, so only the latest are kept."""
         name = job.dataset.name
         if name not in self._heads:
-            while len(self._heads) > int(job.adaptive):  # adaptive images of the next dataset need its prompts already
+            kept = 0 if job.adaptive is None else 1  # adaptive images of the next dataset need its prompts already
+            while len(self._heads) > kept:
                 self._heads.popitem(last=False)
             self._heads[name] = job.head(self._pipeline.model, self._pipeline.reward_model)
         self._heads.move_to_end(name)

@@ -225,7 +225,8 @@ class TextTransformer(nn.Module):
         self.context_length = text.context_length
         self.tokenizer = tokenizer
         # Not initialised: to draw its weights on the meta device, torch would import its compiler, for two seconds.
-        self.token_embedding = nn.Embedding.from_pretrained(torch.zeros(text.vocab_size, text.width))
+        weights = torch.zeros(text.vocab_size, text.width)
+        self.token_embedding = nn.Embedding.from_pretrained(weights)  # type: ignore[no-untyped-call]
         self.positional_embedding = nn.Parameter(torch.zeros(text.context_length, text.width))
         self.blocks = make_blocks(text.width, text.layers, text.heads, config.activation, causal=True)
         self.ln_final = nn.LayerNorm(text.width)

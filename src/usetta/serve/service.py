@@ -21,6 +21,7 @@ from threading import Thread, current_thread
 import torch
 from torch import Tensor
 
+from usetta.adaptive import least_views
 from usetta.cancellation import WorkCancelledError, checked_by
 from usetta.coop import load_context, template_of
 from usetta.episode import Episode
@@ -31,7 +32,7 @@ from usetta.pipeline import ImageRequest, PendingImage, Pipeline
 from usetta.prediction import Prediction
 from usetta.serve.monitoring import ServerMetrics
 from usetta.serve.parsing import Upload
-from usetta.serve.prompt_cache import LearnedContext, PromptCache, PromptKey
+from usetta.serve.prompt_cache import LearnedContext, PromptCache
 from usetta.serve.schemas import ApiError
 from usetta.serve.settings import Settings
 from usetta.serve.worker import ClassifyTask, FairBudget, Job, JobQueue, TaskProgress, launch
@@ -173,7 +174,7 @@ class ModelService:
         return ImageRequest(
             upload.file,
             replace(every, views=1) if task.weak_only else every,
-            settled=partial(self._is_settled, task.prompts) if adaptive else None,
+            settled=partial(self._is_settled, task) if adaptive else None,
             hidden=task.needs_hidden,
             reward=task.needs_rewards,
             keep_pixels=keep_pixels,
@@ -181,10 +182,11 @@ class ModelService:
             part_of=every,
         )
 
-    def _is_settled(self, key: PromptKey, features: Tensor) -> bool:
+    def _is_settled(self, task: ClassifyTask, features: Tensor) -> bool:
         """Called by `Pipeline.encode`, that is in the model thread, which owns the prompts."""
         assert self._prompts is not None
-        return self._prompts.head(key).is_settled(features)
+        how = {"most": task.views, "least": least_views(*task.recipes)}
+        return self._prompts.head(task.prompts).is_settled(features, **how)
 
     def _run(self) -> None:
         """The model thread."""
