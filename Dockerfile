@@ -1,9 +1,11 @@
-# The server with the embedded model inside: it needs no network to run, and no root.
-FROM python:3.11-slim AS build
+# The server with the embedded model inside: it needs no network to run, no root, and writes nothing but to /tmp.
+# `tools/container.sh` builds and runs it on a base made of Debian's packages, where there is no image registry.
+ARG BASE=python:3.11-slim
+FROM ${BASE} AS build
 # PyTorch without CUDA, which is several gigabytes smaller.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 WORKDIR /build
-RUN python -m venv /opt/usetta
+RUN python3 -m venv /opt/usetta
 ENV PATH=/opt/usetta/bin:$PATH PIP_NO_CACHE_DIR=1 USETTA_CACHE=/opt/models
 COPY constraints.txt ./
 RUN pip install --constraint constraints.txt --index-url "$TORCH_INDEX" torch
@@ -11,7 +13,7 @@ COPY pyproject.toml hatch_build.py README.md LICENSE NOTICE ./
 COPY src ./src
 RUN pip install --constraint constraints.txt '.[serve]' && usetta models pull embedded
 
-FROM python:3.11-slim
+FROM ${BASE}
 COPY --from=build /opt/usetta /opt/usetta
 COPY --from=build /opt/models /opt/models
 RUN useradd --system --no-create-home usetta

@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick test-pillow test-lowest browser lint format bench results docs dist clean
+.PHONY: help setup demo test quick test-pillow test-lowest browser lint format bench results docs dist audit container soak fuzz clean
 
 help:
 	@echo "make demo    classify real images and write demo-report/index.html and report.html"
@@ -19,6 +19,8 @@ help:
 	@echo "make bench   speed and memory         make docs    build the documentation in site/"
 	@echo "make results the page of results and the README's table, from the rows in results"
 	@echo "make dist REPOSITORY=https://...      build and check the packages for an upload in dist/"
+	@echo "make audit   known vulnerabilities    make container  build and run the Dockerfile on Debian's packages"
+	@echo "make soak    30 minutes of good, bad and hostile requests    make fuzz  the readers of files, for longer"
 	@echo "make setup   only the environment     make clean   remove it"
 
 # The stamps depend on what decides the environment, so a second run installs nothing.
@@ -103,6 +105,23 @@ results: $(VENV)/.test
 
 docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict
+
+# Known vulnerabilities of what is installed, from the package index.
+audit: $(VENV)/.test
+	$(PYTHON) -m venv --clear $(VENV)/audit
+	$(VENV)/audit/bin/python -m pip --disable-pip-version-check --quiet install pip-audit
+	$(BIN)/python -m pip freeze --exclude-editable | grep '==' | sed 's/+cpu//' > $(VENV)/audit/installed.txt
+	$(VENV)/audit/bin/pip-audit --no-deps --disable-pip --requirement $(VENV)/audit/installed.txt
+
+fuzz: $(VENV)/.test
+	USETTA_FUZZ=$${USETTA_FUZZ:-2000} $(BIN)/python -m pytest -q -n auto tests/test_fuzz.py
+
+soak: setup $(VENV)/.test
+	$(BIN)/python -m benchmarks.soak --minutes $${MINUTES:-30}
+
+# Debian packages buildah and debootstrap, as root.
+container:
+	sh tools/container.sh
 
 # A package index shows the README, so its links need the address of the repository.
 dist: $(VENV)/.test

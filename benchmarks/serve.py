@@ -1,17 +1,19 @@
 """What the server does under load: `python -m benchmarks.serve [--json] [--seconds 60] [--clients 16]`.
 
-Three phases of equal length against a server of its own process: one client that asks again when it has its answer,
-`--clients` of them at once, and as many of which every fifth request is garbage (text as an image, half a JPEG, a
-bomb, malformed JSON, an unknown method, a body of two gigabytes, a client that hangs up). `throughput_ratio` is the
-throughput of many clients over that of one, `garbage_slowdown` the throughput of good requests without garbage over
-that with it (1 is no loss), `memory_growth` how much the server's memory grows from the second to the last quarter of
-a phase, relative to what it uses.
+Four phases of equal length against a server of its own process: one client that asks again when it has its answer,
+`--clients` of them at once, as many of which every fifth request is garbage (text as an image, half a JPEG, a bomb,
+malformed JSON, an unknown method, a body of two gigabytes, a client that hangs up), and as many of which every fifth is
+an attack (work for minutes, JSON with a million keys, fifty connections with half a request each). `throughput_ratio`
+is the throughput of many clients over that of one, `garbage_slowdown` the throughput of good requests without garbage
+over that with it (1 is no loss), `hostile_slowdown` the median time of good requests under attack over that without,
+`memory_growth` how much the server's memory grows from the second to the last quarter of a phase, relative to what it
+uses.
 
 The request is an image of 24 megapixels and the method `clip`, one view. On a CPU each image goes through the tower by
-itself, with all cores. What many clients can gain is the time in which one client keeps a single core busy, when its
-image is sent, decoded and cropped. The larger the image and the fewer the views, the more that is; with `--method se
---views 8 --megapixels 1` nearly all time is spent in the tower. Measure on an idle machine, and do not set
-`OMP_NUM_THREADS`, which the server would inherit.
+itself: with all cores for one client, which wait for each other, and with one core for each of many. So many clients
+gain that waiting, and the time in which one client keeps a single core busy, when its image is sent, decoded and
+cropped. With `--method se --views 8 --megapixels 1` nearly all time is spent in the tower on strong views, which have a
+core each in any case. Measure on an idle machine, and do not set `OMP_NUM_THREADS`, which the server would inherit.
 """
 
 import argparse
@@ -26,7 +28,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from statistics import mean
+from statistics import mean, median
 
 import httpx
 import numpy as np
@@ -45,6 +47,7 @@ class SentRequest:
     body: bytes
     content_type: str
     right: tuple[int, ...] = (200,)
+    path: str = "/v1/classify"
 
 
 @dataclass
@@ -55,6 +58,7 @@ class Phase:
     refused: int = 0
     wrong: list[str] = field(default_factory=list)
     memory: list[float] = field(default_factory=list)
+    latencies: list[float] = field(default_factory=list)
     seconds: float = 0.0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -114,17 +118,38 @@ def garbage(good: SentRequest, content: bytes, method: str) -> list[SentRequest]
     ]
 
 
+def attacks(content: bytes) -> list[SentRequest]:
+    """Requests that would keep a server busy."""
+    fields = {"classes": "\n".join(CLASSES), "method": "ttl:steps=10", "views": "64"}
+    long = httpx.Request("POST", "http://127.0.0.1/", data=fields, files=[("images", ("a.jpg", content))] * 2)
+    keys = ",".join(f'"{number}":0' for number in range(600_000)).encode()
+    return [
+        SentRequest(long.read(), long.headers["content-type"], (422,), "/v1/classify/batch"),
+        SentRequest(b"{" + keys[:8_000_000] + b"}", "application/json", (422,)),
+        SentRequest(b"{" + keys + keys + b"}", "application/json", (413,)),
+    ]
+
+
+def half_requests(port: int, wires: list[socket.socket]) -> None:
+    """Fifty connections with half a head; those of the last time are closed."""
+    while wires:
+        wires.pop().close()
+    for _ in range(50):
+        wires.append(socket.create_connection(("127.0.0.1", port), timeout=10))
+        wires[-1].sendall(b"POST /v1/classify HTTP/1.1\r\nHost: loc")
+
+
 def hang_up(port: int, good: SentRequest) -> None:
     """Send half a request, and close the connection."""
     with socket.create_connection(("127.0.0.1", port), timeout=10) as wire:
-        head = f"POST /v1/classify HTTP/1.1\r\nHost: x\r\nContent-Type: {good.content_type}\r\n"
+        head = f"POST /v1/classify HTTP/1.1\r\nHost: localhost\r\nContent-Type: {good.content_type}\r\n"
         wire.sendall(f"{head}Content-Length: {len(good.body)}\r\n\r\n".encode() + good.body[:10_000])
 
 
 def two_gigabytes(port: int) -> int:
     """The status that a request of such a length gets."""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as wire:
-        head = b"POST /v1/classify HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head = b"POST /v1/classify HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         wire.sendall(head + b"Content-Length: 2147483648\r\n\r\n")
         return int(wire.recv(100).split()[1])
 
@@ -132,18 +157,21 @@ def two_gigabytes(port: int) -> int:
 class Load:
     """Clients of one server."""
 
-    def __init__(self, port: int, goods: list[SentRequest], bads: list[SentRequest]) -> None:
+    def __init__(
+        self, port: int, goods: list[SentRequest], bads: list[SentRequest], hostile: list[SentRequest]
+    ) -> None:
         self._port = port
+        self._hostile = hostile
         self._url = f"http://127.0.0.1:{port}"
         self._goods = goods
         self._bads = bads
 
-    def phase(self, clients: int, seconds: float, bad: float = 0.0) -> Phase:
-        """`clients` that send requests until the time is over, a share `bad` of them garbage."""
+    def phase(self, clients: int, seconds: float, bad: float = 0.0, *, hostile: bool = False) -> Phase:
+        """`clients` that send requests until the time is over, a share `bad` of them garbage, or `hostile`."""
         phase, start = Phase(), time.monotonic()
         end = start + seconds
         threads = [
-            threading.Thread(target=self._client, args=(phase, end, bad, random.Random(number)))  # noqa: S311
+            threading.Thread(target=self._client, args=(phase, end, bad, hostile, random.Random(number)))  # noqa: S311
             for number in range(clients)
         ]
         for thread in threads:
@@ -161,17 +189,19 @@ class Load:
         lines = httpx.get(f"{self._url}/metrics", timeout=60).text.splitlines()
         return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
-    def _client(self, phase: Phase, end: float, bad: float, rng: random.Random) -> None:
+    def _client(self, phase: Phase, end: float, bad: float, hostile: bool, rng: random.Random) -> None:
+        wires: list[socket.socket] = []
         with httpx.Client(timeout=120) as client:
-            while time.monotonic() < end:
+            while (start := time.monotonic()) < end:
                 try:
                     if rng.random() < bad:
-                        outcome = self._nonsense(client, rng)
+                        outcome = self._attack(client, rng, wires) if hostile else self._nonsense(client, rng)
                     else:
                         outcome = self._ask(client, rng.choice(self._goods))
-                except httpx.HTTPError as error:
+                except (httpx.HTTPError, OSError) as error:
                     outcome = type(error).__name__
                 with phase.lock:
+                    phase.latencies += [time.monotonic() - start] * (outcome == "answered")
                     phase.answered += outcome == "answered"
                     phase.refused += outcome == "refused"
                     if outcome not in ("answered", "refused"):
@@ -179,11 +209,18 @@ class Load:
 
     def _ask(self, client: httpx.Client, request: SentRequest) -> str:
         answer = client.post(
-            f"{self._url}/v1/classify", content=request.body, headers={"content-type": request.content_type}
+            f"{self._url}{request.path}", content=request.body, headers={"content-type": request.content_type}
         )
         if answer.status_code not in request.right:
             return f"{answer.status_code}: {answer.text[:200]}"
         return "answered" if answer.status_code == 200 and answer.json()["label"] in CLASSES else "refused"
+
+    def _attack(self, client: httpx.Client, rng: random.Random, wires: list[socket.socket]) -> str:
+        choice = rng.randrange(len(self._hostile) + 1)
+        if choice < len(self._hostile):
+            return self._ask(client, self._hostile[choice])
+        half_requests(self._port, wires)
+        return "refused"
 
     def _nonsense(self, client: httpx.Client, rng: random.Random) -> str:
         choice = rng.randrange(len(self._bads) + 2)
@@ -226,25 +263,29 @@ def measure(options: argparse.Namespace) -> dict[str, float | int | str]:
     goods = [form(content, options.method, options.views) for content in contents]
     process, port = start(options.model)
     try:
-        load = Load(port, goods, garbage(goods[0], contents[0], options.method))
+        bads, hostile = garbage(goods[0], contents[0], options.method), attacks(contents[0])
+        load = Load(port, goods, bads, hostile)
         load.phase(2, min(5.0, options.seconds))  # to warm up
         alone = load.phase(1, options.seconds)
         before = load.metric("usetta_batch_images_sum"), load.metric("usetta_batch_images_count")
         together = load.phase(options.clients, options.seconds)
         after = load.metric("usetta_batch_images_sum"), load.metric("usetta_batch_images_count")
         disturbed = load.phase(options.clients, options.seconds, bad=GARBAGE)
+        attacked = load.phase(options.clients, options.seconds, bad=GARBAGE, hostile=True)
     finally:
         process.terminate()
         code = process.wait(120)
-    for wrong in (*alone.wrong, *together.wrong, *disturbed.wrong)[:10]:
+    for wrong in (*alone.wrong, *together.wrong, *disturbed.wrong, *attacked.wrong)[:10]:
         print(f"error: {wrong}", file=sys.stderr)
     return {
         "requests_per_second_alone": alone.throughput,
         "throughput_ratio": together.throughput / alone.throughput,
         "garbage_slowdown": together.throughput / disturbed.throughput,
         "garbage_refused": disturbed.refused,
-        "errors": len(alone.wrong) + len(together.wrong) + len(disturbed.wrong),
-        "memory_growth": max(together.growth(), disturbed.growth()) / mean(together.memory),
+        "hostile_slowdown": median(attacked.latencies) / median(together.latencies),
+        "hostile_refused": attacked.refused,
+        "errors": sum(len(phase.wrong) for phase in (alone, together, disturbed, attacked)),
+        "memory_growth": max(phase.growth() for phase in (together, disturbed, attacked)) / mean(together.memory),
         "memory_mb": mean(together.memory),
         "images_per_batch": (after[0] - before[0]) / max(1, after[1] - before[1]),
         "exit_code": code,

@@ -17,6 +17,7 @@ from usetta.files import cache_dir
 from usetta.models.clip import random_model
 from usetta.models.config import CLIPConfig, TextConfig, ViTConfig
 from usetta.models.precision import AUTO, prepare, resolve_precision
+from usetta.models.registry import repair_models
 from usetta.views import ViewRecipe, make_views
 from usetta.views.device import ViewPlan
 from usetta.views.digests import EXPECTED, generated_image, view_digests
@@ -68,6 +69,7 @@ def diagnose() -> Diagnosis:
         device = torch.device(row["device"])
         tests[f"views made on {device}"] = partial(_test_device_views, device)
         tests[f"answers of {device}"] = partial(_test_answers, device)
+    tests["weights"] = _test_weights
     checks = [_run(name, test) for name, test in tests.items()]
     return Diagnosis(provenance(), devices, list(_caches()), checks)
 
@@ -87,6 +89,12 @@ def _test_views() -> str:
     if wrong:
         raise ValueError(f"other bits than elsewhere, so results cannot be compared: {'; '.join(wrong)}")
     return f"the same bits as everywhere, {len(digests)} sets of views"
+
+
+def _test_weights() -> str:
+    repaired: list[str] = []
+    names = list(repair_models(repaired.append))
+    return "; ".join([f"intact: {', '.join(names) or 'no model is on this machine'}", *repaired])
 
 
 def _test_device_views(device: torch.device) -> str:

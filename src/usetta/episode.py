@@ -7,7 +7,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from usetta.methods.recipe import NOTHING, Hidden, Recipe, Result, Reward, run
+from usetta.methods.recipe import NOTHING, Hidden, Recipe, Result, Reward, diverged, run
 from usetta.models import Model
 from usetta.models.base import require_last_blocks
 from usetta.models.devices import to_host
@@ -80,7 +80,7 @@ def _check_finite(recipe: Recipe, result: Result) -> None:
     if not torch.isfinite(result.entropies).all():  # of the views before anything was tuned
         raise ValueError("features contain NaN or infinity")
     if not torch.isfinite(result.probs).all():
-        raise ValueError(f"method '{recipe.name}' diverged (NaN): lower its lr or its steps")
+        raise diverged(recipe)
 
 
 def _answer_batch(

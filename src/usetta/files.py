@@ -1,13 +1,17 @@
-"""Files that are either whole or not there, whatever happens while they are written.
+"""Files that are either whole or not there, whatever happens while they are written or afterwards.
 
 The content goes to a hidden file beside the target and takes its name at the end, which is one step for everybody who
 reads. A process that is killed leaves at most that hidden file behind. SQLite keeps the same promise by its own means.
+
+Disks and people damage files later. So a large file that is kept for long has its SHA-256 in a file beside it (`seal`),
+which is compared when the file is used for the first time as it is, by size and time of change (`is_intact`).
 """
 
+import hashlib
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -38,6 +42,68 @@ def write_atomically(target: Path, content: bytes) -> None:
     """Write a whole file at once, see `atomic_file`."""
     with atomic_file(target) as file:
         file.write(content)
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_sealed(target: Path, content: bytes) -> None:
+    """Write a whole file at once, and its SHA-256 beside it."""
+    seal_of(target).unlink(missing_ok=True)  # else a crash in between leaves the new file with the old hash
+    write_atomically(target, content)
+    _seal(target, hashlib.sha256(content).hexdigest())
+
+
+def is_intact(path: Path, *, known: str | None = None, thorough: bool = False) -> bool:
+    """Whether a file is there and has the content that was sealed, or that is `known` by its SHA-256.
+
+    The content is read only if it was never read as the file is now, by size and time of change, or if it is
+    `thorough`.
+    """
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return False
+    state = f"{status.st_size} {status.st_mtime_ns}"
+    stated, _, read_as = seal_of(path).read_text().strip().partition(" ") if seal_of(path).is_file() else ("", "", "")
+    if not thorough and stated and read_as == state:
+        return True
+    actual = sha256(path)
+    if actual not in (stated, known):
+        return False
+    with suppress(OSError):  # a cache that cannot be written to is read each time
+        _seal(path, actual, state)
+    return True
+
+
+def seal_of(path: Path) -> Path:
+    """The file that holds the SHA-256 of another."""
+    return path.with_name(f"{path.name}.sha256")
+
+
+def _seal(path: Path, digest: str, state: str = "") -> None:
+    write_atomically(seal_of(path), f"{digest} {state}".encode())
+
+
+@contextmanager
+def exclusive(lock: Path, on_wait: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Wait until no other process or thread is in here with the same `lock`; it is free when its holder has died."""
+    from filelock import FileLock, Timeout
+
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    held = FileLock(lock)
+    try:
+        held.acquire(timeout=0)
+    except Timeout:
+        on_wait()
+        held.acquire()
+    try:
+        yield
+    finally:
+        held.release()
 
 
 def spreadsheet_safe(cell: Any) -> Any:

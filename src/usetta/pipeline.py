@@ -9,9 +9,10 @@ anybody asks about the last one, so that it computes while the host works on ans
 come in stages, and an image whose first views leave no doubt is done early.
 
 On a CPU the views of an image go through the tower by themselves, so its features do not depend on its neighbours, to
-the last bit. On other devices the views of several images fill a batch; which images share one depends on their order
-alone, never on timing. The weak view is always encoded apart from the strong ones, so that its features are the same
-whether or not there are others.
+the last bit; images that wait together may each have a core of their own, where that gives the same bits. On other
+devices the views of several images fill a batch; which images share one depends on their order alone, never on timing.
+The weak view is always encoded apart from the strong ones, so that its features are the same whether or not there are
+others.
 
 `make_stage` and `encode` are the two halves of `stream`, for a server that has threads and a queue of its own; `launch`
 and `finish` are those of `encode`.
@@ -22,6 +23,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 
 import torch
 from PIL import Image
@@ -34,6 +36,7 @@ from usetta.images import ImageError, ImageSource, file_digest, image_id, open_i
 from usetta.models import Model
 from usetta.models.base import encode_views, encode_views_together, require_last_blocks
 from usetta.models.devices import SideStream, device_of, to_host
+from usetta.models.parallel import agrees_on_one_core, map_on_cores, observe_chunks
 from usetta.views import ViewRecipe, make_views
 from usetta.views.device import ViewPlan
 
@@ -95,6 +98,8 @@ class PendingImage:
     """Features of the current stage out of the cache, likewise."""
     episode: Episode | None = None
     """What has been encoded so far."""
+    on_views: Callable[[int], None] = lambda _views: None
+    """Called by any thread with the number of views that a tower has encoded since the last call."""
     seconds: float = 0.0
     is_done: bool = False
     """Whether the episode is complete."""
@@ -217,7 +222,9 @@ class Pipeline:
         if any(features is None for features in pending.cached) or request.hidden or request.keep_pixels:
             if pending.image is None:
                 pending.image = request.open()
-            pending.id = pending.id or request.id or image_id(pending.image)
+            pending.id = pending.id or request.id or ""
+            if not pending.id and request.views.views > 1:  # the weak view draws nothing, and hashing is not for free
+                pending.id = image_id(pending.image)
             if self.batches_images:
                 pin = self._device.type == "cuda"
                 pending.plan = ViewPlan(pending.image, pending.id, request.views, part=stage, pin=pin)
@@ -231,20 +238,40 @@ class Pipeline:
         """Encode the current stage of images, which has been made. Only one thread may call this at a time."""
         self.finish(self.launch(images))
 
-    def launch(self, images: Sequence[PendingImage]) -> "EncodeLaunch":
-        """The first half of `encode`, which a device may not have done yet when this returns."""
+    def launch(self, images: Sequence[PendingImage], *, share_cores: bool = False) -> "EncodeLaunch":
+        """The first half of `encode`, which a device may not have done yet when this returns.
+
+        With `share_cores` each image has one core of a CPU, if that makes no difference to its features: several get
+        done sooner, a single one later.
+        """
         new: dict[bytes, Tensor] = {}
+        groups = self._groups(images)
         with self._side.launch():
             for pending in images:
                 if pending.plan is not None:
                     pending.pixels, pending.plan = pending.plan.make(self._device), None
-            for group in self._groups(images):
-                started = time.perf_counter()
-                episodes = self._encode_group(group, new)
-                seconds = (time.perf_counter() - started) / len(group)
-                for pending, episode in zip(group, episodes, strict=True):
-                    pending.add(episode, seconds)
+            if share_cores and self.can_share_cores:
+                map_on_cores(partial(self._launch_group, new), groups)
+            else:
+                for group in groups:
+                    self._launch_group(new, group)
         return EncodeLaunch(images, new, self._side.mark())
+
+    @cached_property
+    def can_share_cores(self) -> bool:
+        """Whether an image has the same features, to the last bit, by one core as by all; found out once."""
+        if self.batches_images or torch.get_num_threads() < 2:
+            return False
+        towers = [self.model, *([self.reward_model] if self.reward_model else [])]
+        return all(agrees_on_one_core(partial(encode_views, tower), tower.image_size) for tower in towers)
+
+    def _launch_group(self, new: dict[bytes, Tensor], group: Sequence[PendingImage]) -> None:
+        started = time.perf_counter()
+        with observe_chunks(group[0].on_views):
+            episodes = self._encode_group(group, new)
+        seconds = (time.perf_counter() - started) / len(group)
+        for pending, episode in zip(group, episodes, strict=True):
+            pending.add(episode, seconds)
 
     def finish(self, launch: "EncodeLaunch") -> None:
         """The second half: what has to wait for the device."""

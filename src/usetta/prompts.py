@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from torch.utils.checkpoint import checkpoint
 
+from usetta import cancellation
 from usetta.models.base import TextTower
 from usetta.models.clip import TextTransformer
 from usetta.models.packed import PackedTexts
@@ -257,6 +258,7 @@ class _Template:
         texts = len(self._texts.lengths)
         with bar(texts, "Encoding class names", None if texts >= _LONG_LIST else False) as tick:
             for first, last in self._chunks(limit):
+                cancellation.checkpoint()
                 images = max(1, limit // self._tokens(first, last))
                 columns.append(torch.cat([chunk(split, first, last) for split in torch.split(contexts, images)]))
                 tick(last - first, "")
@@ -270,6 +272,7 @@ class _Template:
         distinct = grad.new_zeros(len(grad), len(self._texts.lengths), grad.shape[2]).index_add_(1, self._row, grad)
         kept = 0
         for first, last in self._chunks(self._graph_tokens(self._memory // 4)):
+            cancellation.checkpoint()
             kept += self._tokens(first, last)
             keep = kept <= self._graph_tokens(self._memory - self._memory // 4)
             total += self._pull_chunk(distinct[:, first:last], first, last, keep)

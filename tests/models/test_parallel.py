@@ -6,9 +6,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from models.tiny import TINY_VIT, disturbed
-from usetta.models.parallel import map_chunks, observe_chunks
+from usetta.models.parallel import agrees_on_one_core, map_chunks, map_on_cores, observe_chunks
 
 CPU = torch.device("cpu")
 
@@ -104,3 +105,30 @@ def test_an_error_is_about_all_pixels_not_about_a_chunk() -> None:
         disturbed(TINY_VIT).encode_images(torch.rand(10, 3, 16, 16))
     with pytest.raises(ValueError, match=r"got \(10, 3, 16, 16\)"):
         disturbed(TINY_VIT).hidden_states(torch.rand(10, 3, 16, 16))
+
+
+def attend(rows: Tensor) -> Tensor:
+    """Attention of one query to many keys, whose sum PyTorch splits by the number of threads."""
+    keys = torch.randn(12, 197, 64, generator=torch.Generator().manual_seed(0)).expand(len(rows), -1, -1, -1)
+    queries = rows.flatten(1)[:, : 12 * 64].view(-1, 12, 1, 64) / 255
+    return scaled_dot_product_attention(queries, keys, keys).flatten(1)
+
+
+def test_on_a_core_of_its_own_an_image_keeps_every_bit() -> None:
+    torch.set_num_threads(2)
+    views = torch.randint(0, 256, (5, 3, 32, 32), dtype=torch.uint8)
+    alone = [map_chunks(attend, views[:n], CPU) for n in (1, 2, 5)]
+    together: dict[int, tuple[Tensor, int]] = {}
+
+    def work(n: int) -> None:
+        together[n] = map_chunks(attend, views[:n], CPU), torch.get_num_threads()
+
+    map_on_cores(work, (1, 2, 5))
+    assert [together[n][1] for n in (1, 2, 5)] == [1, 1, 1]
+    assert all(torch.equal(together[n][0], expected) for n, expected in zip((1, 2, 5), alone, strict=True))
+    assert torch.get_num_threads() == 2
+
+
+def test_whether_cores_agree_is_found_out() -> None:
+    assert agrees_on_one_core(lambda views: map_chunks(attend, views[:1], CPU), 32)
+    assert not agrees_on_one_core(lambda views: views[:, 0, 0, 0] + torch.get_num_threads(), 32)

@@ -145,7 +145,7 @@ def test_who_hangs_up_frees_the_slot_and_nothing_is_encoded_for_them(waiting: Wa
         first = other.submit(server.compare, views=2)
         eventually(lambda: waiting.calls == [1])
         body = json.dumps({"image": in_base64(png()), "classes": CLASSES, "views": 5}).encode()
-        head = "POST /v1/compare HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n{}\r\n"
+        head = "POST /v1/compare HTTP/1.1\r\nHost:\r\nContent-Type: application/json\r\nContent-Length: {}\r\n{}\r\n"
         for accept in ("", "Accept: text/event-stream\r\n"):
             wire = server.raw(head.format(len(body), accept).encode() + body)
             eventually(lambda: server.service.waiting == 1)

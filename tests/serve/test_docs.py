@@ -48,7 +48,8 @@ def test_the_table_of_limits_is_that_of_the_command() -> None:
     options = {
         option.opts[0]: str(option.default)
         for option in get_command(app).commands["serve"].params  # type: ignore[attr-defined]
-        if option.opts[0].startswith("--max-") or option.opts[0] in ("--timeout", "--text-memory", "--threads")
+        if option.opts[0].startswith("--max-")
+        or option.opts[0] in ("--pause", "--timeout", "--text-memory", "--threads")
     }
     assert documented == options
     assert usetta.cli.serve.Settings().limits.upload == int(documented["--max-upload"])

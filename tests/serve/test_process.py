@@ -29,7 +29,7 @@ class Slow:
     def __init__(self, model): self._model = model
     def __getattr__(self, name): return getattr(self._model, name)
     def encode_images(self, pixels):
-        time.sleep(1)
+        time.sleep(0.5)
         return self._model.encode_images(pixels)
 
 load = service.load_model
@@ -69,43 +69,38 @@ def started(
 
 
 @pytest.mark.slow
-def test_sigterm_finishes_what_is_running_and_exits_with_0(tiny_checkpoint: Path) -> None:
-    with started(tiny_checkpoint, "--no-page", code=SLOW) as (process, url), ThreadPoolExecutor(3) as clients:
-        begun = [clients.submit(ask, url) for _ in range(3)]
-        eventually(lambda: "usetta_queue 3.0" in httpx.get(f"{url}/metrics").text)
+def test_sigterm_finishes_what_is_running_and_exits_with_0(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """Keys come from the environment and from a file, and a person at the terminal is shown the address."""
+    (tmp_path / "keys").write_text("from-file\n\n", encoding="utf-8")
+    terminal, stderr = os.openpty()
+    with (
+        started(
+            *(tiny_checkpoint, "--api-key-file", str(tmp_path / "keys")),
+            code=SLOW,
+            stderr=stderr,
+            USETTA_API_KEYS="one two",
+        ) as (process, url),
+        ThreadPoolExecutor(3) as clients,
+    ):
+        assert ask(url).status_code == 401
+        begun = [clients.submit(ask, url, **{"x-api-key": key}) for key in ("one", "two", "from-file")]
+        metrics = {"x-api-key": "one"}
+        eventually(lambda: "usetta_queue 3.0" in httpx.get(f"{url}/metrics", headers=metrics).text)
         process.send_signal(signal.SIGTERM)
         eventually(lambda: httpx.get(f"{url}/readyz").status_code == 503)
         assert ask(url).json()["error"]["code"] == "shutting_down"
         assert [answer.result().status_code for answer in begun] == [200] * 3
-        out, err = process.communicate(timeout=30)
+        out, _ = process.communicate(timeout=30)
         assert process.returncode == 0
     lines = [json.loads(line) for line in out.splitlines()]  # every line is JSON
     answered = [line for line in lines if line.get("route") == "/v1/classify" and line["status"] == 200]
     assert len(answered) == 3
-    assert all(line["method"] == "se" and line["views"] == 2 and line["ms"] > 500 for line in answered)
-    assert err == ""
-    for private in ("tabby", in_base64(png())[:20]):
-        assert private not in out
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_it_cleanly_and_keys_come_from_the_environment_and_a_file(
-    tiny_checkpoint: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "keys").write_text("from-file\n\n", encoding="utf-8")
-    options = ["--api-key-file", str(tmp_path / "keys"), "--max-classes", "2"]
-    terminal, stderr = os.openpty()
-    with started(tiny_checkpoint, *options, stderr=stderr, USETTA_API_KEYS="one two") as (process, url):
-        assert ask(url).status_code == 401
-        for key in ("one", "two", "from-file"):
-            assert "at most 2 items" in ask(url, **{"x-api-key": key}).json()["error"]["message"]
-        process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=30)
-        assert process.returncode == 0
-    assert os.read(terminal, 1000).decode() == f"Open {url}/\r\n"
+    assert all(line["method"] == "se" and line["views"] == 2 and line["ms"] > 250 for line in answered)
+    assert os.read(terminal, 1000).decode() == f"Open {url}/\r\n"  # and nothing else
     os.close(terminal)
     os.close(stderr)
-    assert "from-file" not in out
+    for private in ("tabby", in_base64(png())[:20], "from-file"):
+        assert private not in out
 
 
 def serve(*options: object) -> Result:
@@ -181,22 +176,33 @@ def test_every_option_reaches_the_settings(monkeypatch: pytest.MonkeyPatch) -> N
     asked: list[tuple[usetta.cli.serve.Settings, str, int]] = []
     monkeypatch.setattr("usetta.serve.app.run", lambda *arguments: asked.append(arguments))
     monkeypatch.setattr("usetta.serve.monitoring.configure_log", lambda: None)
-    numbers = dict(
-        zip(
-            ["upload", "pixels", "classes", "name-length", "templates", "views", "steps", "methods", "images", "queue"],
-            range(11, 21),
-            strict=True,
-        )
-    )
+    names = ["upload", "json", "pixels", "classes", "name-length", "templates", "views", "steps", "methods", "images"]
+    names += ["cost", "queue", "queue-per-caller", "connections", "connections-per-address"]
+    numbers = {name: 11 + place for place, name in enumerate(names)}
     options = [part for name, number in numbers.items() for part in (f"--max-{name}", number)]
-    options += ["--timeout", 2.5, "--threads", 3, "--text-memory", 99, "--context", "c"]
+    options += [
+        "--timeout",
+        2.5,
+        "--pause",
+        1.5,
+        "--allowed-host",
+        "h",
+        "--threads",
+        3,
+        "--text-memory",
+        99,
+        "--context",
+        "c",
+    ]
     options += ["--extra-model", "a", "--extra-model", "b", "--reward-model", "r", "--cache", "f"]
     assert serve("--model", "m", "--port", 1234, *options, "--api-key", "k").exit_code == 0
     ((settings, host, port, _announce),) = asked
     assert (host, port) == ("127.0.0.1", 1234)
     assert vars(settings.limits) == {name.replace("-", "_"): number for name, number in numbers.items()} | {
-        "seconds": 2.5
+        "seconds": 2.5,
+        "pause": 1.5,
     }
+    assert settings.hosts == ("h",)
     assert (settings.model, settings.extra_models, settings.reward_model) == ("m", ("a", "b"), "r")
     assert (settings.context, settings.cache, settings.keys) == (Path("c"), Path("f"), ("k",))
     assert (settings.device, settings.precision) == ("auto", "auto")

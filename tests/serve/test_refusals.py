@@ -114,7 +114,8 @@ def test_an_empty_file_is_no_image(strict: Running) -> None:
         ({"method": "ues"}, "invalid_method", "unknown method 'ues'; did you mean 'use'?", "method"),
         ({"method": "use:step=2"}, "invalid_method", "no setting 'step'; did you mean 'steps'?", "method"),
         ({"method": "use:steps=5"}, "invalid_method", "5 steps are more than the limit of 4", "method"),
-        ({"method": "tpt:lr=1e30"}, "invalid_request", "diverged (NaN): lower its lr or its steps", None),
+        ({"method": "tpt:lr=1e38"}, "invalid_method", "lr=1e+38 is more than this server allows, 10", "method"),
+        ({"method": "ttl:rank=1001"}, "invalid_method", "rank=1001 is more than this server allows, 1000", "method"),
         ({"method": "x" * 31}, "invalid_request", "at most 30 characters", "method"),
         ({"model": "ViT-B-32"}, "unknown_model", "does not have 'ViT-B-32'; it has tiny-random", "model"),
         ({"model": "/etc/passwd"}, "unknown_model", "does not have '/etc/passwd'", "model"),
@@ -248,9 +249,9 @@ def test_unknown_paths_and_verbs_have_typed_errors(strict: Running) -> None:
 
 def test_a_long_list_of_classes_is_refused_by_its_number(server: Running) -> None:
     start = time.monotonic()
-    answer = server.ask(classes=[f"class {i}" for i in range(100_000)])
+    answer = server.ask(classes=[f"class {i}" for i in range(50_000)])
     assert_refused(answer, 422, "invalid_request", "at most 1000 items", "classes")
-    by_form = server.send({"classes": "\n".join(f"class {i}" for i in range(100_000))})
+    by_form = server.send({"classes": "\n".join(f"class {i}" for i in range(50_000))})
     assert_refused(by_form, 422, "invalid_request", "at most 1000 items", "classes")
     by_parts = server.send({"classes": [f"class {i}" for i in range(10_001)]})
     assert_refused(by_parts, 422, "malformed_body", "more than 10,000 parts; send class names one per line")
@@ -261,7 +262,7 @@ def test_a_content_length_of_two_gigabytes_is_refused_before_a_byte_is_read(stri
     for expect in (b"", b"Expect: 100-continue\r\n"):
         start = time.monotonic()
         wire = strict.raw(
-            b"POST /v1/classify HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"POST /v1/classify HTTP/1.1\r\nHost:\r\nContent-Type: application/json\r\n"
             + expect
             + b"Content-Length: 2147483648\r\n\r\n"
         )
@@ -273,7 +274,7 @@ def test_a_content_length_of_two_gigabytes_is_refused_before_a_byte_is_read(stri
 
 def test_a_body_without_a_length_is_cut_off_at_the_limit(strict: Running) -> None:
     wire = strict.raw(
-        b"POST /v1/classify HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"POST /v1/classify HTTP/1.1\r\nHost:\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
     )
     sent = 0
     try:

@@ -257,14 +257,17 @@ def _read_table(file: str, column: str | None) -> Iterator[BatchImage]:
             raise SourceError(f"{file} is damaged or not a Parquet file") from error
         name = _choose_column(table.schema_arrow, column, file)
         number = 0
-        for batch in table.iter_batches(batch_size=_ROWS_AT_ONCE, columns=[name]):
-            for value in batch.column(0).to_pylist():
-                content = (value.get("bytes") or value.get("path")) if isinstance(value, dict) else value
-                if isinstance(content, str) and content:
-                    yield BatchImage(file, content, _relative_to(file, content), name=content)
-                else:  # an empty cell is reported as an empty file
-                    yield BatchImage(file, str(number), content or b"", name=_below(file, str(number)))
-                number += 1
+        try:
+            for batch in table.iter_batches(batch_size=_ROWS_AT_ONCE, columns=[name]):
+                for value in batch.column(0).to_pylist():
+                    content = (value.get("bytes") or value.get("path")) if isinstance(value, dict) else value
+                    if isinstance(content, str) and content:
+                        yield BatchImage(file, content, _relative_to(file, content), name=content)
+                    else:  # an empty cell is reported as an empty file
+                        yield BatchImage(file, str(number), content or b"", name=_below(file, str(number)))
+                    number += 1
+        except (ValueError, OSError) as error:  # which Arrow raises for what is damaged
+            yield BatchImage(file, "", b"", f"the file is damaged after row {number} ({_explain(error)})", file)
 
 
 def _choose_column(schema: Any, column: str | None, file: str) -> str:

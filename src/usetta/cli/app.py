@@ -155,7 +155,8 @@ def clear_errors() -> Iterator[None]:
     except (DataError, ImageError, ModelError, OSError, ValueError, sqlite3.Error) as error:
         if _Output.verbose:
             echo(traceback.format_exc().rstrip())
-        echo(f"usetta: {error}")
+        hint = ": `usetta repair RUN` keeps what is intact" if "malformed" in str(error) else ""
+        echo(f"usetta: {error}{hint}")
         raise typer.Exit(2 if isinstance(error, ValueError) else 1) from error
 
 

@@ -67,6 +67,17 @@ def export(
 
 
 @app.command()
+def repair(run: Run) -> None:
+    """Save every intact row of a run whose database is damaged; the same `usetta eval` computes the rest."""
+    from usetta.evaluate.repair import repair as save_intact
+
+    with clear_errors():
+        done = save_intact(run)
+    wrong = f", {done.wrong} that are no answers were left out" if done.wrong else ""
+    typer.echo(f"{done.rows} rows kept{wrong}; the old database is {done.old}")
+
+
+@app.command()
 def calibrate(
     run: Run,
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write.")] = Path("calibration.json"),

@@ -36,6 +36,7 @@ def serve(
     context: ContextFile = None,
     cache: Annotated[Path | None, typer.Option(help="Folder that keeps features of views.")] = None,
     max_upload: Annotated[int, typer.Option(help="Bytes of a request.", min=1)] = _LIMITS.upload,
+    max_json: Annotated[int, typer.Option(help="Bytes of a request in JSON.", min=1)] = _LIMITS.json,
     max_pixels: Annotated[int, typer.Option(help="Pixels of an image.", min=1)] = _LIMITS.pixels,
     max_classes: Annotated[int, typer.Option(help="Classes in a request.", min=1)] = _LIMITS.classes,
     max_name_length: Annotated[
@@ -46,14 +47,34 @@ def serve(
     max_steps: Annotated[int, typer.Option(help="Tuning steps of a method.", min=1)] = _LIMITS.steps,
     max_methods: Annotated[int, typer.Option(help="Methods to compare in a request.", min=1)] = _LIMITS.methods,
     max_images: Annotated[int, typer.Option(help="Images in a batch.", min=1)] = _LIMITS.images,
+    max_cost: Annotated[
+        int, typer.Option(help="Work for a request, in views; a step of ttl counts as all views.", min=1)
+    ] = _LIMITS.cost,
     max_queue: Annotated[int, typer.Option(help="Requests at one time; more are refused.", min=1)] = _LIMITS.queue,
+    max_queue_per_caller: Annotated[
+        int, typer.Option(help="Requests of one caller at one time.", min=1)
+    ] = _LIMITS.queue_per_caller,
+    max_connections: Annotated[int, typer.Option(help="Open connections.", min=1)] = _LIMITS.connections,
+    max_connections_per_address: Annotated[
+        int, typer.Option(help="Open connections of one address.", min=1)
+    ] = _LIMITS.connections_per_address,
     timeout: Annotated[float, typer.Option(help="Seconds for a request.", min=0.1)] = _LIMITS.seconds,
+    pause: Annotated[
+        float, typer.Option(help="Seconds in which nothing of a request arrives before it is given up.", min=0.1)
+    ] = _LIMITS.pause,
     threads: Annotated[int, typer.Option(help="Threads that decode images and make views.", min=1)] = (
         _SETTINGS.threads
     ),
     text_memory: Annotated[
         int, typer.Option(help="Bytes for the text features of recent class lists.", min=1)
     ] = _SETTINGS.text_bytes,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allowed-host",
+            help="A name by which callers address the server, besides localhost and --host; * allows all.",
+        ),
+    ] = None,
     page: Annotated[bool, typer.Option(help="Whether there are web pages: / to classify, /docs about the API.")] = True,
     api_key: Annotated[
         list[str] | None,
@@ -74,6 +95,7 @@ def serve(
             keys=(*(api_key or ()), *_keys_in(api_key_file)),
             limits=Limits(
                 upload=max_upload,
+                json=max_json,
                 pixels=max_pixels,
                 classes=max_classes,
                 name_length=max_name_length,
@@ -82,9 +104,15 @@ def serve(
                 steps=max_steps,
                 methods=max_methods,
                 images=max_images,
+                cost=max_cost,
                 queue=max_queue,
+                queue_per_caller=max_queue_per_caller,
                 seconds=timeout,
+                pause=pause,
+                connections=max_connections,
+                connections_per_address=max_connections_per_address,
             ),
+            hosts=tuple(allowed_host or ()),
             page=page,
             threads=threads,
             text_bytes=text_memory,

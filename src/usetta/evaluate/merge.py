@@ -12,6 +12,7 @@ from pathlib import Path
 
 from usetta.distributed import Shard
 from usetta.evaluate.store import FILE, Store, StoreError
+from usetta.evaluate.writing import only_writer
 
 FOLDER = "shards"
 _NAME = re.compile(r"(\d+)-of-(\d+)")
@@ -50,7 +51,7 @@ def merge_shards(
     if missing and not allow_missing:
         raise StoreError(f"{run}: these shards are missing: {', '.join(missing)}. Compute them, or use --allow-missing")
     new_rows = 0
-    with Store(run) as merged:
+    with only_writer(run), Store(run) as merged:
         for folder in folders:
             _copy_facts(folder, merged)
         for folder in folders:

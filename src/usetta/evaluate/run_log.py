@@ -49,11 +49,14 @@ class RunLog:
         command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
         self._facts = {"command": command, **provenance()}
 
-    def add(self, item: WorkItem, outcome: Outcome) -> None:
-        """Record that a work item is done."""
+    def count(self, item: WorkItem, outcome: Outcome) -> None:
+        """A work item is done."""
         self.images += len(item.images)
         self.encoded += outcome.encoded
         self.rows += len(outcome.rows)
+
+    def save(self) -> None:
+        """Record what has been counted."""
         numbers = {
             "images": self.images,
             "encoded": self.encoded,

@@ -25,6 +25,7 @@ from usetta.evaluate.merge import shard_folder
 from usetta.evaluate.run_log import RunLog, RunningAccuracy
 from usetta.evaluate.store import FILE, FailedImage, Store
 from usetta.evaluate.worker import DatasetJob, EvalWorker, Outcome, WorkImage, WorkItem
+from usetta.evaluate.writing import ResultWriter, forget_changed, only_writer
 from usetta.feature_cache import FeatureCache
 from usetta.models import Model
 from usetta.models.base import view_recipe
@@ -114,6 +115,7 @@ def evaluate(
         features = None
         if cache and engine is None:  # before the store, so that a cache that cannot be used leaves no run behind
             features = stack.enter_context(FeatureCache(cache, half=settings.half_features))
+        stack.enter_context(only_writer(shard_folder(out, shard)))
         stores = [stack.enter_context(Store(shard_folder(out, shard)))]
         if not shard.is_whole and (out / FILE).is_file():  # what has been merged already is not computed again
             stores.append(stack.enter_context(Store(out, create=False)))
@@ -123,7 +125,11 @@ def evaluate(
             store.note("classes", name, job.dataset.classes)
             store.note("root", name, str(job.dataset.root))
         store.note("device", "model", str(getattr(model, "device", "cpu")))
-        plan = _plan(jobs.values(), seeds, limit, batch_size or _ITEM_IMAGES, shard, stores)
+        for job in jobs.values():
+            forget_changed(job.dataset, stores, log)
+        # Where images are answered by themselves, each is an item, so that it is saved as soon as it is known.
+        alone = engine is None and Pipeline(model).images_at_once == 1
+        plan = _plan(jobs.values(), seeds, limit, batch_size or (1 if alone else _ITEM_IMAGES), shard, stores)
         make_worker: Callable[[], EvalWorker]
         if engine is None:
             pipeline = Pipeline(model, reward_model=reward_model, cache=features, threads=threads)
@@ -136,19 +142,19 @@ def evaluate(
         left: Counter[tuple[str, int]] = Counter()
         for item in plan:
             left[item.dataset, item.seed] += len(item.images)
+        writer = stack.enter_context(closing(ResultWriter(store, jobs, run_log, accuracy)))
         tick = stack.enter_context(bar(sum(left.values()), "Evaluating", progress, speed=True))
         results = stack.enter_context(closing(engine.run(make_worker, plan)))
         for item, result in results:
             outcome = Outcome(failed=_failed_images(item, result)) if isinstance(result, Failed) else result
-            accuracy.add(item, outcome)
-            store.add(outcome.rows, outcome.shown, outcome.failed)
-            run_log.add(item, outcome)
+            writer.add(item, outcome)
             for image in outcome.failed:
                 log(f"{image.dataset}: {image.image}: {image.reason}")
             left[item.dataset, item.seed] -= len(item.images)
             if not left[item.dataset, item.seed]:
                 log(f"{item.dataset}, seed {item.seed}: {accuracy.text()}")
             tick(len(item.images), accuracy.text(_SHOWN))
+        writer.close()
         failed = sum(image.dataset in jobs for image in store.failed_images())
     return EvalSummary(run_log.images, run_log.encoded, run_log.rows, failed, time.perf_counter() - started)
 
@@ -321,5 +327,12 @@ def _work_item(
 
 
 def _spread(n: int, chosen: int | None) -> Sequence[int]:
-    """Numbers of `chosen` of n images, evenly spread; the images of half as many are among them."""
-    return range(n) if chosen is None or chosen >= n else [i * n // chosen for i in range(chosen)]
+    """Numbers of `chosen` of n images, evenly spread; the images of any smaller number are among them.
+
+    Images are taken in the order of their numbers with the bits reversed: first 0, then the half, the quarters, the
+    eighths.
+    """
+    if chosen is None or chosen >= n:
+        return range(n)
+    bits = (n - 1).bit_length()
+    return sorted(sorted(range(n), key=lambda i: int(f"{i:0{bits}b}"[::-1], 2))[:chosen])

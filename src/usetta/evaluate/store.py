@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Self
 from usetta.files import connect
 
 FILE = "results.sqlite"
+REPAIR = "`usetta repair RUN` keeps what is intact, and the same `usetta eval` computes the rest"
 _VERSION = 2
 
 
@@ -83,6 +84,14 @@ class FailedImage(NamedTuple):
     reason: str
 
 
+class FileContent(NamedTuple):
+    """Shows whether the file of an image is still the same: size and time of change, and if these differ a hash."""
+
+    size: int
+    mtime: int
+    digest: str
+
+
 _KINDS = {int: "INTEGER", float: "REAL", str: "TEXT", bool: "INTEGER"}
 _KEY = ("dataset", "seed", "method", "image")  # in the order in which rows are asked for
 COLUMNS = tuple(field.name for field in fields(ResultRow))
@@ -99,9 +108,13 @@ class Store:
         self.folder = folder
         try:
             self._db = connect(path)
+            if create and (damage := self._db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+                raise StoreError(f"{path} is damaged ({damage.splitlines()[-1]}): {REPAIR}")
             self._prepare()
+        except sqlite3.OperationalError as error:  # such as a full disk, which says nothing about the file
+            raise StoreError(f"{path} cannot be used ({error})") from None
         except sqlite3.DatabaseError as error:
-            raise StoreError(f"{path} is not a database of results ({error})") from None
+            raise StoreError(f"{path} is not a database of results ({error}): {REPAIR}") from None
 
     def __enter__(self) -> Self:
         return self
@@ -123,6 +136,10 @@ class Store:
                 "CREATE TABLE IF NOT EXISTS shown (dataset, image, seed, views, PRIMARY KEY (dataset, image, seed))"
             )
             self._db.execute("CREATE TABLE IF NOT EXISTS failed (dataset, image, reason, PRIMARY KEY (dataset, image))")
+            self._db.execute(
+                "CREATE TABLE IF NOT EXISTS contents "
+                "(dataset, image, size, mtime, digest, PRIMARY KEY (dataset, image))"
+            )
             if version != _VERSION:  # a run that is only looked at is not written to
                 self._db.execute(f"PRAGMA user_version = {_VERSION}")
 
@@ -183,6 +200,24 @@ class Store:
     def failed_images(self) -> list[FailedImage]:
         """Images that could not be read when they were last tried."""
         return [FailedImage(*row) for row in self._db.execute("SELECT * FROM failed ORDER BY dataset, image")]
+
+    def contents(self, dataset: str) -> dict[str, FileContent]:
+        """The files of images as they were when they were answered."""
+        query = "SELECT image, size, mtime, digest FROM contents WHERE dataset = ?"
+        return {image: FileContent(*row) for image, *row in self._db.execute(query, (dataset,))}
+
+    def note_contents(self, dataset: str, contents: Mapping[str, FileContent]) -> None:
+        """Record the files of images."""
+        rows = [(dataset, image, *content) for image, content in contents.items()]
+        with self._db:
+            self._db.executemany("INSERT OR REPLACE INTO contents VALUES (?, ?, ?, ?, ?)", rows)
+
+    def forget(self, dataset: str, images: Iterable[str]) -> None:
+        """Remove everything about images of a dataset."""
+        keys = [(dataset, image) for image in images]
+        with self._db:
+            for table in ("results", "shown", "failed", "contents"):
+                self._db.executemany(f"DELETE FROM {table} WHERE dataset = ? AND image = ?", keys)  # noqa: S608
 
     def shown_views(self, dataset: str, image: str, seed: int) -> ShownViews | None:
         """The recorded views of an image."""
@@ -248,6 +283,7 @@ class Store:
                     "SET views = excluded.views WHERE length(excluded.views) > length(views)"
                 )
                 self._db.execute("INSERT OR IGNORE INTO failed SELECT * FROM other.failed")
+                self._db.execute("INSERT OR IGNORE INTO contents SELECT * FROM other.contents")
                 self._db.execute("DELETE FROM failed WHERE (dataset, image) IN (SELECT dataset, image FROM shown)")
         finally:
             self._db.execute("DETACH other")

@@ -41,7 +41,7 @@ Share = Annotated[float, ValueRange(0, 1, above=True)]
 Positive = Annotated[float, ValueRange(0, above=True)]
 NotNegative = Annotated[float, ValueRange(0)]
 Count = Annotated[int, ValueRange(1)]
-Seed = Annotated[int, ValueRange(0)]
+Seed = Annotated[int, ValueRange(0, 2**63 - 1)]
 
 
 @dataclass(frozen=True)

@@ -301,7 +301,10 @@ def _run(
     last, answer, skipped = first, before, torch.zeros(len(features), dtype=torch.bool, device=features.device)
     if recipe.tunes and len(features):
         tunable = text if recipe.needs_prompts else classes
-        last, features, skipped = tune(recipe, first, features, tunable, logit_scale, reward=reward, hidden=hidden)
+        try:
+            last, features, skipped = tune(recipe, first, features, tunable, logit_scale, reward=reward, hidden=hidden)
+        except OverflowError as error:
+            raise diverged(recipe) from error
         answer, weights = read_out(recipe, first, last, features)
     return Result(
         probs=tie_duplicate_classes(answer, classes),
@@ -315,6 +318,11 @@ def _run(
         beta=last.beta,
         weights=weights,
     )
+
+
+def diverged(recipe: Recipe) -> ValueError:
+    """The error for a result that is no number."""
+    return ValueError(f"method '{recipe.name}' diverged (NaN): lower its lr or its steps")
 
 
 def _at_least_single(features: Tensor) -> Tensor:

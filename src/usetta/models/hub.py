@@ -24,6 +24,10 @@ class NotInCacheError(ModelError):
     """The file was never downloaded and the hub cannot be asked."""
 
 
+class DamagedFileError(ModelError):
+    """A file in the cache was not what the hub has; it has been removed, so that it can be downloaded again."""
+
+
 class _UnreachableError(Exception):
     """The hub does not answer; the cause says why."""
 
@@ -132,7 +136,7 @@ def _verify(path: Path, what: str) -> None:
     if actual != stored.name:
         stored.unlink()
         path.unlink(missing_ok=True)
-        raise ModelError(
+        raise DamagedFileError(
             f"the download of {what} is corrupt: its SHA-256 is {actual[:12]}…, the hub says {stored.name[:12]}…; "
             f"the file was removed, try again"
         )

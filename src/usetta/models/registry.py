@@ -12,7 +12,7 @@ model's name shows it.
 import logging
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -161,9 +161,23 @@ def pull_model(name: str, log: Callable[[str], object]) -> Path | str:
         from usetta.models import embedded
 
         return embedded.pull(log)
+    from usetta.models.hub import DamagedFileError
+
     log(f"downloading {known}")
-    load_model(known, device="cpu", precision="fp32")
+    try:
+        load_model(known, device="cpu", precision="fp32")
+    except DamagedFileError as error:
+        log(str(error))
+        load_model(known, device="cpu", precision="fp32")
     return "the hub's cache"
+
+
+def repair_models(log: Callable[[str], object]) -> Iterator[str]:
+    """The models of this machine by name, after their weights were checked, and fetched again where damaged."""
+    for name, entry in _MODELS.items():
+        if name != "auto" and entry.is_cached(None):
+            pull_model(name, log)
+            yield name
 
 
 def _load(name: str, weights: str | Path | None, options: LoadOptions, seed: int) -> Model:

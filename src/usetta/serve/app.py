@@ -13,6 +13,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from types import FrameType
@@ -29,7 +30,8 @@ from usetta.methods.recipe import READOUTS
 from usetta.models import Model
 from usetta.serve import parsing, schemas, static
 from usetta.serve.compare import EVENTS, Emit, EventStream, compare, compare_with_events
-from usetta.serve.middleware import OPEN_PATHS, BodyLimit, KeyGuard, RequestLog, ShutdownGuard
+from usetta.serve.connections import ConnectionLimits, GuardedProtocol
+from usetta.serve.middleware import OPEN_PATHS, BodyLimit, HostGuard, KeyGuard, RequestLog, ShutdownGuard
 from usetta.serve.monitoring import ServerMetrics
 from usetta.serve.parsing import ParsedRequest
 from usetta.serve.requests import answer_all, answer_one, handle_task
@@ -45,8 +47,10 @@ _ERRORS = {
     401: "The server has keys, and none of them was sent.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
+    421: "The request is for a server of another name.",
     415: "The body is of a type that the server does not read.",
-    422: "Something is wrong with the request or its image.",
+    422: "Something is wrong with the request or its image, or it would take too long.",
+    429: "Too many requests of one caller are in progress.",
     500: "The server failed.",
     503: "Too many requests are in progress, or the server is starting or shutting down.",
     504: "There was no answer in time.",
@@ -74,10 +78,12 @@ def create_app(settings: Settings | None = None, model: Model | None = None) -> 
     _add_health(app, service, metrics)
     if settings.page:
         static.add_pages(app)
-    app.add_middleware(BodyLimit, limit=settings.limits.upload)  # the last one added is the outermost
+    # The last one added is the outermost.
+    app.add_middleware(BodyLimit, limit=settings.limits.upload, json_limit=settings.limits.json)
     open_paths = OPEN_PATHS | static.PATHS if settings.page else OPEN_PATHS
     app.add_middleware(KeyGuard, keys=settings.keys, open_paths=open_paths)
     app.add_middleware(ShutdownGuard, service=service)
+    app.add_middleware(HostGuard, hosts=settings.hosts)
     app.add_middleware(RequestLog, metrics=metrics)
     if settings.keys:
         _describe_keys(app)
@@ -244,10 +250,15 @@ class ApiServer(uvicorn.Server):
     """Uvicorn that answers requests in flight before it ends."""
 
     def __init__(
-        self, config: uvicorn.Config, service: ModelService, announce: Callable[[str], None] | None = None
+        self,
+        config: uvicorn.Config,
+        service: ModelService,
+        connections: ConnectionLimits,
+        announce: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__(config)
         self.service = service
+        self._connections = connections
         self._announce = announce
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -258,6 +269,7 @@ class ApiServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Whether to end now."""
+        self._connections.close_stale()
         if self.service.failure is not None or (self.service.is_shutting_down and not self.service.in_flight):
             self.should_exit = True
         return await super().on_tick(counter)
@@ -279,16 +291,18 @@ def make_server(
 ) -> ApiServer:
     """A server that waits for `run(sockets=[...])`; `announce` is called with its address when it listens."""
     app = create_app(settings, model)
+    connections = ConnectionLimits(settings.limits)
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=partial(GuardedProtocol, connections),  # type: ignore[arg-type]  # it is called as a class would be
         ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
+        backlog=100,  # connections that are accepted at a time, and so before the limits see them
         timeout_graceful_shutdown=10,  # seconds for callers who do not read their answer
     )
-    return ApiServer(config, app.state.service, announce)
+    return ApiServer(config, app.state.service, connections, announce)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -303,7 +317,7 @@ def listen(host: str, port: int) -> socket.socket:
 def run(settings: Settings, host: str, port: int, announce: Callable[[str], None] | None = None) -> None:
     """Serve until a signal ends it; ModelError if the models cannot be loaded."""
     listener = listen(host, port)
-    server = make_server(settings, announce=announce)
+    server = make_server(replace(settings, hosts=(host, *settings.hosts)), announce=announce)
     server.run(sockets=[listener])
     if server.service.failure is not None:
         raise server.service.failure

@@ -1,7 +1,8 @@
 """What every request passes before a route sees it, whatever is mounted on the application: plain ASGI.
 
-Outermost first: `RequestLog` gives it an id, logs it and turns uncaught errors into a 500; `ShutdownGuard` refuses it
-while the server shuts down; `KeyGuard` asks for a key; `BodyLimit` counts the bytes of its body while they are read.
+Outermost first: `RequestLog` gives it an id, logs it and turns uncaught errors into a 500; `HostGuard` refuses it if it
+is meant for another server; `ShutdownGuard` refuses it while the server shuts down; `KeyGuard` asks for a key;
+`BodyLimit` counts the bytes of its body while they are read.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import logging
 import time
 import uuid
 from contextlib import suppress
+from ipaddress import ip_address
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -30,6 +32,16 @@ _log = logging.getLogger("usetta.serve")
 
 _LINGER = 1.0
 """Seconds in which the rest of a refused body is read and thrown away."""
+
+
+_CALLER = "usetta_caller"
+
+
+def caller_of(scope: Scope) -> str:
+    """Who sends a request: the key, or the address where there are no keys. Callers share the server fairly."""
+    client = scope.get("client")
+    caller: str = scope.get("state", {}).get(_CALLER) or (client[0] if client else "")
+    return caller
 
 
 def log_fields(scope: Scope) -> dict[str, Any]:
@@ -97,6 +109,44 @@ class ShutdownGuard:
         await self._app(scope, receive, send)
 
 
+class HostGuard:
+    """Refuses requests that address the server by a name that is not its own.
+
+    A page of evil.example can make a browser resolve that name to this machine, and would then count as the same
+    origin. It cannot change the name that the browser sends.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: tuple[str, ...]) -> None:
+        self._app = app
+        self._hosts = {host.lower() for host in hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        host = "" if scope["type"] != "http" else _host_name(Headers(scope=scope).get("host", ""))
+        if not host or self._is_own(host):
+            await self._app(scope, receive, send)
+            return
+        message = f"this server is not called {host[:100]!r}; start it with --allowed-host to add a name"
+        await ApiError(421, "unknown_host", message).response()(scope, receive, send)
+
+    def _is_own(self, host: str) -> bool:
+        if host == "localhost" or host in self._hosts or "*" in self._hosts:
+            return True
+        try:
+            address = ip_address(host)
+        except ValueError:
+            return False
+        # An address cannot be made to point elsewhere; a server on all addresses has them all.
+        return address.is_loopback or bool(self._hosts & {"0.0.0.0", "::"})  # noqa: S104
+
+
+def _host_name(header: str) -> str:
+    """The name in a Host header, without port and brackets."""
+    name = header.strip().lower().rstrip(".")
+    if name.startswith("["):
+        return name[1:].partition("]")[0]
+    return name.partition(":")[0]
+
+
 class KeyGuard:
     """Refuses requests without a key, if there are keys, unless their path is one of `open_paths`."""
 
@@ -106,23 +156,25 @@ class KeyGuard:
         self._open = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if (
-            scope["type"] != "http"
-            or not self._keys
-            or scope["path"] in self._open
-            or self._has_key(Headers(scope=scope))
-        ):
+        if scope["type"] != "http" or not self._keys:
+            await self._app(scope, receive, send)
+            return
+        key = self._key(Headers(scope=scope))
+        if key or scope["path"] in self._open:
+            scope.setdefault("state", {})[_CALLER] = key
             await self._app(scope, receive, send)
             return
         message = "send a key, as 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"
         error = ApiError(401, "unauthorized", message, headers={"www-authenticate": "Bearer"})
         await error.response()(scope, receive, send)
 
-    def _has_key(self, headers: Headers) -> bool:
+    def _key(self, headers: Headers) -> str | None:
+        """The key that was sent, if it is one of the server's."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
         given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         sent = given.encode("latin-1")  # how headers are decoded, so that these are the bytes that were sent
-        return sum(hmac.compare_digest(sent, key) for key in self._keys) > 0  # not `any`: all take the same time
+        matches = sum(hmac.compare_digest(sent, key) for key in self._keys)  # not `any`: all take the same time
+        return given if matches else None
 
 
 class _TooLargeError(Exception):
@@ -132,17 +184,20 @@ class _TooLargeError(Exception):
 class BodyLimit:
     """Refuses bodies above the limit, by their declared length or as soon as so many bytes have come."""
 
-    def __init__(self, app: ASGIApp, limit: int) -> None:
+    def __init__(self, app: ASGIApp, limit: int, json_limit: int) -> None:
         self._app = app
         self._limit = limit
+        self._json_limit = min(limit, json_limit)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        length = Headers(scope=scope).get("content-length", "")
-        if length.isdecimal() and int(length) > self._limit:
-            await self._refuse(receive, send)
+        headers = Headers(scope=scope)
+        is_json = "json" in headers.get("content-type", "").lower()
+        limit, length = self._json_limit if is_json else self._limit, headers.get("content-length", "")
+        if length.isdecimal() and int(length) > limit:
+            await self._refuse(receive, send, limit)
             return
         count, started = 0, False
 
@@ -150,7 +205,7 @@ class BodyLimit:
             nonlocal count
             message = await receive()
             count += len(message.get("body", b""))
-            if count > self._limit:
+            if count > limit:
                 raise _TooLargeError
             return message
 
@@ -163,15 +218,16 @@ class BodyLimit:
             await self._app(scope, counting_receive, noticing_send)
         except _TooLargeError:
             if not started:
-                await self._refuse(receive, send)
+                await self._refuse(receive, send, limit)
 
-    async def _refuse(self, receive: Receive, send: Send) -> None:
+    async def _refuse(self, receive: Receive, send: Send, limit: int) -> None:
         """Answer at once, then read a little more before the connection is closed.
 
         Closing it with bytes unread resets it, and a client that is still sending may then never see the answer.
         """
         # The rest of the body is never read, so the connection cannot be used again.
-        message = f"the body is larger than the limit of {self._limit:,} bytes"
+        hint = "" if limit == self._limit else f" for JSON; a form may have {self._limit:,}"
+        message = f"the body is larger than the limit of {limit:,} bytes{hint}"
         answer = ApiError(413, "too_large", message, headers={"connection": "close"}).response()
         await send({"type": "http.response.start", "status": answer.status_code, "headers": answer.raw_headers})
         await send({"type": "http.response.body", "body": bytes(answer.body), "more_body": True})

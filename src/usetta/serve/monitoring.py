@@ -45,10 +45,40 @@ def _describe(error: BaseException) -> dict[str, object]:
     return {"error": type(error).__name__, "where": [f"{f.filename}:{f.lineno} {f.name}" for f in frames]}
 
 
+class RepetitionFilter(logging.Filter):
+    """Lets through so many records of a kind in so many seconds; the next one then says how many were left out.
+
+    A kind is an event with its status. Requests that were answered are all logged: their number is bounded by the work
+    they are, while an attack that costs its sender nothing would fill the disk.
+    """
+
+    def __init__(self, most: int = 50, seconds: float = 10.0) -> None:
+        super().__init__()
+        self._most = most
+        self._seconds = seconds
+        self._kinds: dict[tuple[object, ...], tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is logged."""
+        fields: dict[str, object] = getattr(record, "fields", {})
+        status = fields.get("status", 0)
+        if record.levelno < logging.WARNING and isinstance(status, int) and status < 400:
+            return True
+        kind = record.name, record.msg, status
+        began, count = self._kinds.get(kind, (record.created, 0))
+        if not 0 <= record.created - began < self._seconds:  # also if the clock was set back
+            if count > self._most:
+                record.fields = fields | {"left_out": count - self._most}
+            began, count = record.created, 0
+        self._kinds[kind] = began, count + 1
+        return count < self._most
+
+
 def configure_log(stream: TextIO | None = None) -> None:
     """Send the log of this package, and warnings of the libraries below it, to `stream` or standard output."""
     handler = logging.StreamHandler(stream or sys.stdout)
     handler.setFormatter(JsonFormatter())
+    handler.addFilter(RepetitionFilter())
     for name, level in LOG_LEVELS.items():
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False

@@ -9,9 +9,10 @@ import binascii
 import re
 from collections import defaultdict
 from dataclasses import dataclass
+from json import JSONDecoder
 from typing import Any, Generic, TypeVar, cast
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from python_multipart import FormParser
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
@@ -34,6 +35,10 @@ FORM = "multipart/form-data"
 
 _LISTS = ("methods", "templates")
 _LONGEST_SOURCE = 255
+_MOST_VALUES = 100_000
+"""Values in JSON, counted by the characters that separate them, which texts may also contain."""
+_SEPARATORS = (b",", b":", b"[", b"{")
+_scan = JSONDecoder().raw_decode
 _MOST_PARTS = 10_000
 """Parts of a form. Each takes far more time than its bytes are worth, so a body full of small ones stops here."""
 
@@ -84,6 +89,7 @@ def read_one(
     try:
         if _is_form(content_type):
             return _from_form(content_type, body, options, "image", most=1)
+        _check_json(body, request)
         one = request.model_validate_json(body, strict=True)
         return ParsedRequest(cast(Options, one), (Upload("image", "image", one.image),))
     except ValidationError as error:
@@ -97,11 +103,47 @@ def read_many(
     try:
         if _is_form(content_type):
             return _from_form(content_type, body, options, "images", most)
+        _check_json(body, request)
         many = request.model_validate_json(body, strict=True)
         fields = [f"images[{i}]" for i in range(len(many.images))]
         return ParsedRequest(many, tuple(map(Upload, fields, fields, many.images)))
     except ValidationError as error:
         raise invalid_request(error) from None
+
+
+def _check_json(body: bytes, request: type[BaseModel]) -> None:
+    """Refuse a body that would take long to read: with many values, or with keys that nobody asked for.
+
+    The validator reads all of a body before it says what is wrong, and holds up every other thread meanwhile.
+    """
+    if sum(map(body.count, _SEPARATORS)) > _MOST_VALUES:
+        raise ApiError(422, "invalid_request", f"the JSON has more than {_MOST_VALUES:,} values")
+    try:
+        text = body.decode()
+        place = _end_of_space(text, 0)
+        while text[place] in "{,":
+            key, place = _scan(text, _end_of_space(text, place + 1))
+            if not isinstance(key, str):
+                return
+            if key not in request.model_fields:
+                raise ApiError(422, "invalid_request", f"{key[:100]}: Extra inputs are not permitted", field=key[:100])
+            place = _after(":", text, _end_of_space(text, place))
+            _, place = _scan(text, _end_of_space(text, place))
+            place = _end_of_space(text, place)
+    except (ValueError, IndexError, RecursionError):
+        return  # not valid JSON, of which the validator says where
+
+
+def _end_of_space(text: str, place: int) -> int:
+    while text[place] in " \t\r\n":
+        place += 1
+    return place
+
+
+def _after(character: str, text: str, place: int) -> int:
+    if text[place] != character:
+        raise ValueError
+    return place + 1
 
 
 def _is_form(content_type: str) -> bool:

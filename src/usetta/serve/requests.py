@@ -17,7 +17,8 @@ from usetta.methods.recipe import Recipe
 from usetta.prediction import Prediction
 from usetta.prompts import TEMPLATES
 from usetta.rejection import Rejection
-from usetta.serve.middleware import log_fields
+from usetta.serve.costs import check_cost, check_settings, cost
+from usetta.serve.middleware import caller_of, log_fields
 from usetta.serve.parsing import Options, ParsedRequest, Upload, check_content_type
 from usetta.serve.prompt_cache import PromptKey
 from usetta.serve.schemas import ApiError, ClassifyOptions, CompareOptions, SharedOptions
@@ -38,17 +39,35 @@ async def handle(
 
     The slot is taken before the body is read, so that there are never more bodies in memory than slots.
     """
-    seconds, arrived = service.settings.limits.seconds, False
-    with service.slot():
+    limits, arrived = service.settings.limits, False
+    with service.slot(caller_of(request.scope)):
         try:
-            async with asyncio.timeout(seconds):
-                body = b"".join([chunk async for chunk in request.stream()])
+            async with asyncio.timeout(limits.seconds):
+                body = await _read_body(request, limits.pause)
                 arrived = True
                 return await _while_connected(request, respond(body))
         except TimeoutError:
-            raise _timeout_error(seconds, arrived) from None
+            raise _timeout_error(limits.seconds, arrived) from None
         except ClientDisconnect:
             return Response(status_code=DISCONNECTED)
+
+
+async def _read_body(request: Request, pause: float) -> bytes:
+    """The body, as long as no part of it takes longer than `pause` to arrive."""
+    chunks: list[bytes] = []
+    stream = request.stream()
+    while True:
+        waiting = asyncio.timeout(pause)
+        try:
+            async with waiting:
+                chunks.append(await anext(stream))
+        except StopAsyncIteration:
+            return b"".join(chunks)
+        except TimeoutError:
+            if not waiting.expired():  # it was the time for the whole request
+                raise
+            message = f"no part of the body arrived for {pause:g} s"
+            raise ApiError(408, "request_timeout", message, headers={"connection": "close"}) from None
 
 
 async def handle_task(
@@ -62,17 +81,25 @@ async def handle_task(
     check_content_type(content_type, request.headers.get("content-encoding", ""))
 
     async def process(body: bytes) -> Response:
-        parsed = await asyncio.get_running_loop().run_in_executor(service.pool, parse, content_type, body)
-        task = make_task(parsed.options, service)
+        parsed = await asyncio.get_running_loop().run_in_executor(service.parsers, parse, content_type, body)
+        task, images = make_task(parsed.options, service, caller_of(request.scope)), len(parsed.uploads)
         names = ",".join(recipe.name for recipe in task.recipes)
-        fields = {"method": names, "views": parsed.options.views, "images": len(parsed.uploads)}
+        total = cost(
+            task.recipes,
+            task.views,
+            len(task.prompts.classes),
+            images,
+            reward_model=service.settings.reward_model is not None,
+        )
+        fields = {"method": names, "views": parsed.options.views, "images": images, "cost": total}
         log_fields(request.scope).update(fields)
+        check_cost(total, service.settings.limits)
         return await respond(parsed, task)
 
     return await handle(request, service, process)
 
 
-def make_task(options: ClassifyOptions | CompareOptions, service: ModelService) -> ClassifyTask:
+def make_task(options: ClassifyOptions | CompareOptions, service: ModelService, caller: str = "") -> ClassifyTask:
     """The task of `options`; checks the limits that a schema cannot."""
     limits = service.settings.limits
     if isinstance(options, CompareOptions):
@@ -95,6 +122,7 @@ def make_task(options: ClassifyOptions | CompareOptions, service: ModelService) 
         adaptive=options.views == ADAPTIVE,
         augmix=options.augmix,
         seed=options.seed,
+        caller=caller,
     )
 
 
@@ -103,9 +131,7 @@ def _recipe(method: str, limits: Limits, field: str) -> Recipe:
         recipe = methods.get(method)
     except ValueError as error:
         raise ApiError(422, "invalid_method", str(error), field=field) from error
-    if recipe.tunes and recipe.steps > limits.steps:
-        message = f"{field}: {recipe.steps} steps are more than the limit of {limits.steps}"
-        raise ApiError(422, "invalid_method", message, field=field)
+    check_settings(recipe, limits, field)
     return recipe
 
 

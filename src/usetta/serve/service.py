@@ -2,23 +2,27 @@
 
 An image goes to the thread pool (`Pipeline.make_stage`) and then, as a job, to the model thread (`Pipeline.encode`); an
 adaptive one goes round until it is settled. No job waits for others to fill a batch: those that arrive while the model
-is busy are taken together when it is free.
+is busy are taken together when it is free. On a CPU these are no more than there are cores: a single image gets them
+all, and as soon as others are on their way each gets one, so that none is idle while cores wait for each other.
 """
 
 import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from threading import Thread
+from threading import Thread, current_thread
 
+import torch
 from torch import Tensor
 
 from usetta.adaptive import least_views
+from usetta.cancellation import WorkCancelledError, checked_by
 from usetta.coop import load_context, template_of
 from usetta.episode import Episode
 from usetta.feature_cache import FeatureCache
@@ -31,7 +35,7 @@ from usetta.serve.parsing import Upload
 from usetta.serve.prompt_cache import LearnedContext, PromptCache
 from usetta.serve.schemas import ApiError
 from usetta.serve.settings import Settings
-from usetta.serve.worker import ClassifyTask, Job, JobQueue, TaskProgress, ViewBudget, launch
+from usetta.serve.worker import ClassifyTask, FairBudget, Job, JobQueue, TaskProgress, launch
 
 _KEPT_PIXELS = 4_000_000
 """An image of more pixels is not kept open between stages but decoded again: 64 requests may hold one each."""
@@ -57,14 +61,19 @@ class ModelService:
         self.in_flight = 0
         """Requests that hold a slot: being read, waiting or being answered."""
         self.pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="usetta-images")
+        self.parsers = ThreadPoolExecutor(1, thread_name_prefix="usetta-parser")
+        """Apart from `pool`, so that no body waits behind an image that takes long."""
         self._metrics = metrics
         self._given = model
         self._pipelines: dict[str, Pipeline] = {}
         self._prompts: PromptCache | None = None
         self._queue = JobQueue()
-        self._budget = ViewBudget(settings.views_ahead)
+        self._budget = FairBudget(settings.views_ahead, settings.views_ahead // 2)
+        self._decoders = FairBudget(settings.threads, settings.threads)
+        self._slots: Counter[str] = Counter()
         self._thread = Thread(target=self._run, name="usetta-model", daemon=True)
         self._seconds_per_job = 0.1
+        self._images = 0  # being decoded, waiting or being answered
 
     def start(self) -> None:
         """Start to load the models, and to answer once they are loaded."""
@@ -73,6 +82,7 @@ class ModelService:
     def stop(self) -> None:
         """Answer what waits, and end the threads."""
         self.is_shutting_down = True
+        self.parsers.shutdown(cancel_futures=True)
         self.pool.shutdown(cancel_futures=True)
         self._queue.close()
         if self.is_ready:  # otherwise it is still loading, which may take minutes
@@ -96,26 +106,31 @@ class ModelService:
             raise ApiError(503, "loading", "the model is not loaded yet", headers={"retry-after": "5"})
 
     @contextmanager
-    def slot(self) -> Iterator[None]:
+    def slot(self, caller: str) -> Iterator[None]:
         """One of the slots for requests; without a free one, the error says when to try again."""
         self.check_ready()
-        limit = self.settings.limits.queue
-        if self.in_flight >= limit:
-            seconds = max(1, math.ceil(self.in_flight * self._seconds_per_job))
-            raise ApiError(
-                503,
-                "queue_full",
-                f"{limit} requests are in progress, as many as the server takes; try again in {seconds} s",
-                headers={"retry-after": str(seconds)},
+        limits = self.settings.limits
+        seconds = max(1, math.ceil(self.in_flight * self._seconds_per_job))
+        headers = {"retry-after": str(seconds)}
+        if self.in_flight >= limits.queue:
+            message = f"{limits.queue} requests are in progress, as many as the server takes; try again in {seconds} s"
+            raise ApiError(503, "queue_full", message, headers=headers)
+        if self._slots[caller] >= limits.queue_per_caller:
+            message = (
+                f"{limits.queue_per_caller} requests of yours are in progress, as many as one caller may have; "
+                f"try again in {seconds} s"
             )
-        self._count_in_flight(1)
+            raise ApiError(429, "too_many_requests", message, headers=headers)
+        self._count_in_flight(caller, 1)
         try:
             yield
         finally:
-            self._count_in_flight(-1)
+            self._count_in_flight(caller, -1)
 
-    def _count_in_flight(self, change: int) -> None:
+    def _count_in_flight(self, caller: str, change: int) -> None:
         self.in_flight += change
+        self._slots[caller] += change
+        self._slots += Counter()  # without callers who have none
         self._metrics.queue.set(self.in_flight)
 
     async def answer(
@@ -128,23 +143,30 @@ class ModelService:
     ) -> tuple[Episode, list[Prediction]]:
         """The views of an image and the prediction of each method; an ImageError or RefusedError says what is wrong.
 
-        To cancel it takes the image out of the queue, unless the model is working on it. `on_progress` is called by any
-        thread.
+        To cancel it takes the image out of the queue, or ends the work on it after the current chunk of views or step
+        of a method. `on_progress` is called by any thread.
         """
         request = self._request(task, upload, keep_pixels)
         pipeline, pending = self._pipelines[task.prompts.model], PendingImage(request)
         loop = asyncio.get_running_loop()
         if on_progress is not None:
             on_progress(TaskProgress("waiting", 0, request.views.views))
-        async with self._budget.reserve(request.views.views):
-            while True:
-                await loop.run_in_executor(self.pool, _make_stage, pipeline, pending)
-                job = Job(task, upload.source, pending, on_progress)
-                self._queue.put(job)
-                predictions = await asyncio.wrap_future(job.result)
-                if predictions is not None:
-                    assert pending.episode is not None
-                    return pending.episode, predictions
+        work = _Work()
+        self._images += 1
+        try:
+            async with self._budget.reserve(task.caller, request.views.views):
+                while True:
+                    async with self._decoders.reserve(task.caller, 1):
+                        await loop.run_in_executor(self.pool, _make_stage, pipeline, pending, work)
+                    work.job = job = Job(task, upload.source, pending, on_progress)
+                    self._queue.put(job)
+                    predictions = await asyncio.wrap_future(job.result)
+                    if predictions is not None:
+                        assert pending.episode is not None
+                        return pending.episode, predictions
+        finally:
+            work.abandon()
+            self._images -= 1
 
     def _request(self, task: ClassifyTask, upload: Upload, keep_pixels: bool) -> ImageRequest:
         every = view_recipe(self.models[task.prompts.model], task.views, augmix=task.augmix, seed=task.seed)
@@ -170,14 +192,18 @@ class ModelService:
         """The model thread."""
         try:
             self._prompts = prompts = self._load()
-            self.is_ready = True
             pipelines = self._pipelines.values()
+            can_share_cores = all(pipeline.can_share_cores for pipeline in pipelines)  # also warms the towers up
+            _log.info("cores", extra={"fields": {"threads": torch.get_num_threads(), "shared": can_share_cores}})
+            self.is_ready = True
             views = self.settings.batch_views or max(pipeline.views_at_once for pipeline in pipelines)
             on_device = any(pipeline.batches_images for pipeline in pipelines)
+            images = views if on_device else torch.get_num_threads()
             previous: Callable[[], None] | None = None
-            while (jobs := self._queue.take(views, wait=previous is None)) or previous:
+            while (jobs := self._queue.take(views, images, wait=previous is None)) or previous:
                 start = time.perf_counter()
-                answer = launch(jobs, self._pipelines, prompts) if jobs else None
+                share_cores = self._images > 1
+                answer = self._launch(jobs, share_cores, between=partial(self._serve_others, views)) if jobs else None
                 if on_device:  # it gets the images that wait before the last ones are answered
                     answer, previous = previous, answer
                 if answer is not None:
@@ -186,6 +212,20 @@ class ModelService:
                 del jobs, answer  # otherwise the views stay in memory until the next request
         except Exception as error:  # noqa: BLE001 - whatever it is, the server must know and end
             self.is_ready, self.failure = False, error
+
+    def _launch(
+        self, jobs: Sequence[Job], share_cores: bool, between: Callable[[Job], None] = lambda _job: None
+    ) -> Callable[[], None]:
+        assert self._prompts is not None
+        return launch(jobs, self._pipelines, self._prompts, share_cores=share_cores, between=between)
+
+    def _serve_others(self, views: int, job: Job) -> None:
+        """Between two steps of a method: other callers do not wait until all steps of a long job are done."""
+        if current_thread() is not self._thread:
+            return
+        with torch.no_grad():
+            for other in self._queue.take(views, 1, wait=False, but=job.caller):
+                self._launch([other], share_cores=False)()
 
     def _observe(self, jobs: int, seconds: float, prompts: PromptCache) -> None:
         prompts.trim()
@@ -222,8 +262,29 @@ class ModelService:
         return load_model(name, device=self.settings.device, precision=self.settings.precision, offline=offline)
 
 
-def _make_stage(pipeline: Pipeline, pending: PendingImage) -> None:
+@dataclass
+class _Work:
+    """What is done for one image, as long as somebody waits for it."""
+
+    job: Job | None = None
+    is_abandoned: bool = False
+
+    def abandon(self) -> None:
+        """Nobody waits any more."""
+        self.is_abandoned = True
+        if self.job is not None:
+            self.job.is_abandoned = True
+
+    def check(self) -> None:
+        """Called by any thread between steps."""
+        if self.is_abandoned:
+            raise WorkCancelledError
+
+
+def _make_stage(pipeline: Pipeline, pending: PendingImage, work: _Work) -> None:
     """The views of the next stage; a large image is not kept open between stages."""
-    pipeline.make_stage(pending)
+    with checked_by(work.check):
+        work.check()
+        pipeline.make_stage(pending)
     if pending.image is not None and pending.image.width * pending.image.height > _KEPT_PIXELS:
         pending.image = None

