@@ -64,6 +64,14 @@ def evaluate(
     device: Device = "auto",
     compiled: Compiled = False,
     seeds: Annotated[str, typer.Option(help="Seeds of the random views, separated by commas.")] = "0",
+    order: Annotated[
+        str,
+        typer.Option(help="Order of the images for methods with a memory: shuffled, class-blocks:10 or dirichlet:0.1."),
+    ] = "shuffled",
+    order_seeds: Annotated[str, typer.Option(help="Seeds of that order, separated by commas.")] = "0",
+    ood: Annotated[
+        str, typer.Option(help="Datasets of other classes, to measure how well methods notice: 'dtd'. Default: none.")
+    ] = "",
     template: Templates = None,
     context: ContextFile = None,
     reward_model: RewardModel = None,
@@ -114,7 +122,8 @@ def evaluate(
 
     with clear_errors():
         sets = load_datasets(split(datasets), data)
-        numbers = read_seeds(seeds)
+        numbers, orders = read_seeds(seeds), read_seeds(order_seeds, "--order-seeds")
+        others = load_datasets(split(ood), data) if split(ood) else []
         where = read_engine(engine, address, workers, cpus_per_worker, gpus_per_worker)
         shard = read_shard(rank, world_size, where)
         computing = {"precision": precision, "device": device, "compiled": compiled}
@@ -125,7 +134,9 @@ def evaluate(
         if not names:
             raise ValueError("no methods given")
         for name in names:
-            check_without_model(known_methods.get(name), most_views(settings.views), templates)
+            recipes = {known_methods.get(name, family=known.family, dataset=known.name) for known in sets}
+            for recipe in recipes:
+                check_without_model(recipe, most_views(settings.views), templates)
         gpus = where.gpus if where else 0
         loaded = for_driver(load, gpus)()
         loaded_reward = for_driver(load_reward, gpus)() if load_reward else None
@@ -140,6 +151,9 @@ def evaluate(
                     out,
                     settings,
                     seeds=numbers,
+                    order=order,
+                    order_seeds=orders,
+                    ood=others,
                     limit=limit,
                     reward_model=loaded_reward,
                     cache=cache,

@@ -1,11 +1,12 @@
 """How good are the answers? Metrics on plain NumPy arrays, from a few numbers per image.
 
 No metric needs the probabilities of all classes. These columns, one value per image, are enough (`columns` makes the
-first six from probabilities):
+first seven from probabilities; without a true class, its label is −1):
 
     label             the true class                            prediction        the answered class
     confidence        the answered class's probability          true_probability  the true class's probability
     rank              classes ranked before the true one        sum_of_squares    Σ_c p_c², for the Brier score
+    entropy           of the probabilities, in nats             energy            logsumexp of the logits behind them
     skipped           whether tuning was left out               seconds           time the image took
 
 A column is (..., n): n images, behind any leading axes such as one per seed; a metric takes the last axis away.
@@ -50,7 +51,7 @@ def columns(probs: ArrayLike, labels: ArrayLike) -> dict[str, NDArray[Any]]:
     p, label = np.asarray(probs, dtype=np.float64), np.asarray(labels)
     prediction = p.argmax(axis=-1)
     label = np.broadcast_to(label, prediction.shape)
-    true = np.take_along_axis(p, label[..., None], axis=-1)
+    true = np.take_along_axis(p, label[..., None], axis=-1) * (label[..., None] >= 0)
     # Among equals the class that is listed first comes first, as in argmax: rank 0 means that the answer is right.
     before = (p > true) | ((p == true) & (np.arange(p.shape[-1]) < label[..., None]))
     return {
@@ -60,6 +61,7 @@ def columns(probs: ArrayLike, labels: ArrayLike) -> dict[str, NDArray[Any]]:
         "true_probability": true[..., 0],
         "rank": before.sum(axis=-1),
         "sum_of_squares": (p**2).sum(axis=-1),
+        "entropy": -(p * np.log(np.maximum(p, _SMALLEST))).sum(axis=-1),
     }
 
 
