@@ -33,8 +33,8 @@ class StreamMemory:
         """Images so far."""
         names = json.dumps(list(classes)).encode()
         self._belongs_to = {
-            "method": json.dumps(recipe.settings, sort_keys=True),
-            "model": model.fingerprint,
+            "settings": json.dumps(recipe.settings, sort_keys=True),
+            "weights": model.fingerprint,
             "classes": hashlib.blake2b(names, digest_size=16).hexdigest(),
         }
 
@@ -66,7 +66,7 @@ class StreamMemory:
             raise ValueError(f"{path} is not the memory of a stream")
         differs = [name for name, value in self._belongs_to.items() if about.get(name) != value]
         if differs:
-            raise ValueError(f"{path} belongs to another stream: its {' and '.join(differs)} do not match")
+            raise ValueError(f"{path} belongs to another stream, with other {', '.join(differs)}")
         # Counters are read on the host at every step. Tensors are copied, because those of a file are aligned in another
         # way, and then products may round in another way.
         moved = {name: (tensor.to(device) if tensor.ndim else tensor).clone() for name, tensor in tensors.items()}
