@@ -67,7 +67,7 @@ class StreamMemory:
         differs = [name for name, value in self._belongs_to.items() if about.get(name) != value]
         if differs:
             raise ValueError(f"{path} belongs to another stream, with other {', '.join(differs)}")
-        # Counters are read on the host at every step. Tensors are copied, because those of a file are aligned in another
-        # way, and then products may round in another way.
+        # Counters are read on the host at every step. Tensors are copied, because those of a file are aligned in
+        # another way, and then products may round in another way.
         moved = {name: (tensor.to(device) if tensor.ndim else tensor).clone() for name, tensor in tensors.items()}
         self.state, self.seen = moved or None, int(about["seen"])

@@ -44,7 +44,10 @@ def table(
     run: Run,
     shape: Format = "terminal",
     metric: Annotated[
-        str | None, typer.Option(help="top1 (the default), top5, ece, ece20, aece, aurc, nll, brier, skip_ratio, seconds_per_image.")
+        str | None,
+        typer.Option(
+            help="top1 (the default), top5, ece, ece20, aece, aurc, nll, brier, skip_ratio, seconds_per_image."
+        ),
     ] = None,
     dataset: Annotated[str | None, typer.Option("--dataset", "-d", help="Show all metrics on this dataset.")] = None,
     metrics: Annotated[

@@ -304,8 +304,7 @@ def metric_difference(
     rng = np.random.default_rng(seed)
     at_once = max(1, 2**21 // (n * len(both[0][0])))  # arrays of a few tens of megabytes
     drawn = [
-        difference(rng.integers(n, size=(min(at_once, resamples - first), n)))
-        for first in range(0, resamples, at_once)
+        difference(rng.integers(n, size=(min(at_once, resamples - first), n))) for first in range(0, resamples, at_once)
     ]
     low, high = np.quantile(np.concatenate(drawn), [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(difference(np.arange(n)[None])[0]), float(low), float(high))

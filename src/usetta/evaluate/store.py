@@ -1,8 +1,8 @@
 """What a run has found out so far: one SQLite database in the run's directory.
 
-A row per (dataset, image, seed, method, order of the stream). Rows of a batch are written in one transaction, so a process that is killed
-at any instant leaves whole batches behind, and the same command computes the rest. What the rows depend on (model,
-views, datasets, recipes) is written down with them; a run directory never mixes two of a kind.
+A row per (dataset, image, seed, method, order of the stream). Rows of a batch are written in one transaction, so a
+process that is killed at any instant leaves whole batches behind, and the same command computes the rest. What the rows
+depend on (model, views, datasets, recipes) is written down with them; a run directory never mixes two of a kind.
 """
 
 import json
@@ -253,9 +253,9 @@ class Store:
         """Dataset, seed and method that have rows of labelled images, and of how many images."""
         query = (
             "SELECT dataset, seed, method, COUNT(DISTINCT image) FROM results "
-            f"WHERE label != {NO_LABEL} GROUP BY dataset, seed, method"  # noqa: S608
+            "WHERE label != ? GROUP BY dataset, seed, method"
         )
-        return list(self._db.execute(query))
+        return list(self._db.execute(query, (NO_LABEL,)))
 
     def orders(self, dataset: str, seed: int, method: str) -> list[int]:
         """Seeds of the orders in which a method has seen a dataset; `NO_ORDER` for one without a memory."""

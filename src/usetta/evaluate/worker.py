@@ -138,8 +138,10 @@ class EvalWorker:
             for first in outcomes:
                 item = taken.popleft()
                 rest = islice(outcomes, len(item.images) - 1)
-                yield self._finish_stream(item, chain([first], rest)) if item.is_stream else self._finish(
-                    item, [first, *rest]
+                yield (
+                    self._finish_stream(item, chain([first], rest))
+                    if item.is_stream
+                    else self._finish(item, [first, *rest])
                 )
 
     def _requests(self, item: WorkItem) -> Iterator[ImageRequest]:

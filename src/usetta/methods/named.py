@@ -101,6 +101,7 @@ RECIPES = (
     _USE,
 )
 
+
 def _stream(name: str, description: str, memory: str | None = None) -> Recipe:
     return Recipe(name, description, readout="weak", memory=memory or name)
 

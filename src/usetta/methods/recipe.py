@@ -10,8 +10,8 @@ The choices of an axis are names in its registry. A choice may declare options (
 the recipes that make it, so a recipe holds what all methods have in common and the options of its own choices alone.
 
 `run` is the only way from features to an answer, for one image or a batch, so every method is batched and none
-touches an image. (Methods with a memory go through `streams.run_stream`, which calls it.) It also returns what the answer was based on: entropies, chosen views, δ, β, whether an image was
-skipped, its answer before tuning.
+touches an image. (Methods with a memory go through `streams.run_stream`, which calls it.) It also returns what the
+answer was based on: entropies, chosen views, δ, β, whether an image was skipped, its answer before tuning.
 """
 
 import math
@@ -146,7 +146,9 @@ class Recipe:
         if self.active and self.tunes and not self.needs_prompts:
             raise ValueError(f"active saves work in the text encoder, which tune={self.tune} does not use")
         if self.sees_views and (self.tunes or self.readout != "weak"):
-            raise ValueError(f"memory={self.memory} chooses among the views itself, so it takes no readout and no tuning")
+            raise ValueError(
+                f"memory={self.memory} chooses among the views itself, so it takes no readout and no tuning"
+            )
 
     @property
     def tunes(self) -> bool:

@@ -119,7 +119,9 @@ class RunMetrics:
         """Mean and standard deviation over seeds; of a stream in several orders over those, see `order_spread`."""
         orders = self.order_spread(method, dataset, metric)
         if orders and orders.std is not None:
-            return Cell(orders.mean, orders.std, notes=(self._orders_note(method, dataset, metric), *self.gaps(method, dataset)))
+            return Cell(
+                orders.mean, orders.std, notes=(self._orders_note(method, dataset, metric), *self.gaps(method, dataset))
+            )
         values = [measured.values[metric] for measured in self.by_seed.get((dataset, method), {}).values()]
         known = [value for value in values if value is not None]
         if not known:

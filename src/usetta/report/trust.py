@@ -42,7 +42,9 @@ def trust_table(store: Store, baseline: str | None = None) -> Table:
     ]
     others = sorted({name for row in rows for name in row.cells if name.partition(" ")[0] in _MEASURES})
     columns += [_ood_column(name) for name in others]
-    columns = [column for column in columns if any(row.cells.get(column.name, Cell()).value is not None for row in rows)]
+    columns = [
+        column for column in columns if any(row.cells.get(column.name, Cell()).value is not None for row in rows)
+    ]
     return Table(f"Trust ({run.model})", tuple(columns), tuple(rows), notes=(_BINS, *run.footnotes(None)))
 
 
@@ -91,9 +93,7 @@ def _aligned(
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Columns (runs, n) of the images that all `runs` have, in the order of their names, and those names (n,)."""
     read = [
-        store.columns(
-            ("image", *names), {"dataset": dataset, "method": method, "seed": seed, "order_seed": order}
-        )
+        store.columns(("image", *names), {"dataset": dataset, "method": method, "seed": seed, "order_seed": order})
         for seed, order in runs
     ]
     if not read:

@@ -27,9 +27,7 @@ SHAPES = {"plain": (40, 20, 6, 8), "one view": (30, 1, 5, 6), "one class": (6, 1
 def clustered(images: int, views: int, classes: int, dim: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Views around the text of a class, so that some images are confident and others not; two of them are equal."""
     generator = torch.Generator().manual_seed(seed)
-    text = torch.nn.functional.normalize(
-        torch.randn(classes, dim, generator=generator, dtype=torch.float64), dim=-1
-    )
+    text = torch.nn.functional.normalize(torch.randn(classes, dim, generator=generator, dtype=torch.float64), dim=-1)
     labels = torch.randint(classes, (images,), generator=generator)
     noise = torch.rand(images, 1, 1, generator=generator, dtype=torch.float64) * 1.2
     around = text[labels][:, None] + noise * torch.randn(images, views, dim, generator=generator, dtype=torch.float64)

@@ -99,7 +99,9 @@ def _step(
 
 def _empty(text: Tensor, capacity: int) -> State:
     classes, dim = text.shape
-    keys = touched_zeros(text, capacity + 1, classes, dim)  # slot 0 is the text; slots first, so that used ones are one block
+    keys = touched_zeros(
+        text, capacity + 1, classes, dim
+    )  # slot 0 is the text; slots first, so that used ones are one block
     gram = touched_zeros(text, classes, capacity + 1, capacity + 1)
     keys[0] = text
     gram[:, 0, 0] = text.square().sum(dim=-1)
