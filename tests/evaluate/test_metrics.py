@@ -258,3 +258,36 @@ def test_scipy_agrees() -> None:
 def test_metrics_need_no_torch() -> None:
     code = "import sys, usetta.evaluate.metrics; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_metrics_of_trust_by_hand() -> None:
+    label, prediction = np.array([0, 1, 1, 0]), np.array([0, 1, 0, 1])
+    confidence = np.array([0.9, 0.8, 0.6, 0.7])
+    stored = label, prediction, confidence
+    # Most confident first: right, right, wrong, wrong.
+    assert metrics.risk_coverage(*stored) == pytest.approx([0, 0, 100 / 3, 50])
+    assert metrics.aurc(*stored) == pytest.approx((100 / 3 + 50) / 4)
+    assert metrics.selective_accuracy(*stored, coverage=0.5) == 100
+    assert metrics.adaptive_ece(*stored, bins=2) == pytest.approx(100 * (0.3 + 1.3) / 4)
+    # 0.05 and 0.1 share no bin: upper edges are included.
+    assert metrics.ece20([0, 0], [0, 1], [0.05, 0.1]) == pytest.approx(100 * (0.95 + 0.1) / 2)
+    assert metrics.changed([[1, 2, 3], [1, 2, 4], [1, 0, 4]]) == pytest.approx(100 * (1 + 2 + 1) / 9)
+
+
+def test_scores_of_images_of_other_classes_by_counting_pairs() -> None:
+    rng = np.random.default_rng(0)
+    known, other = rng.integers(0, 9, 40) / 4, rng.integers(-3, 6, 30) / 4
+    pairs = [(k > o) + (k == o) / 2 for k in known for o in other]
+    assert metrics.auroc(known, other) == pytest.approx(100 * np.mean(pairs))
+    thresholds = [t for t in known if (known >= t).mean() >= 0.95]
+    assert metrics.fpr95(known, other) == pytest.approx(100 * (other >= max(thresholds)).mean())
+
+
+def test_the_interval_of_a_difference_of_accuracies_is_that_of_the_older_function() -> None:
+    rng = np.random.default_rng(0)
+    label = rng.integers(0, 3, 400)
+    ours, theirs = ({"label": label, "prediction": rng.integers(0, 3, 400)} for _ in range(2))
+    new = metrics.metric_difference("top1", ours, theirs, resamples=4000)
+    old = metrics.accuracy_difference(*(columns["prediction"] == label for columns in (ours, theirs)))
+    assert new.estimate == pytest.approx(old.estimate)
+    assert (new.low, new.high) == pytest.approx((old.low, old.high), abs=0.5)

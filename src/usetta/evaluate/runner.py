@@ -296,12 +296,8 @@ def _facts(
             facts["ood_of"] = job.ood_of
         yield "dataset", dataset.name, facts
         for recipe in job.recipes.values():
-            described = {name: value for name, value in asdict(recipe).items() if name != "description"}
-            for name, usual in (("memory", "nothing"), ("orthogonality", 0.0)):
-                if described[name] == usual:  # run directories from before there was a choice do not record it
-                    del described[name]
             place = dataset.name if recipe.name.endswith("values=published") else dataset.family
-            yield "recipe", f"{recipe.name} on {place}", described
+            yield "recipe", f"{recipe.name} on {place}", recipe.record()
 
 
 def _identity(model: Model) -> dict[str, Any]:

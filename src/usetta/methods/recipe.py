@@ -16,7 +16,7 @@ answer was based on: entropies, chosen views, δ, β, whether an image was skipp
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any, get_args
 
@@ -200,6 +200,14 @@ class Recipe:
     def settings(self) -> dict[str, Value]:
         """All settings by name, options last."""
         return {name: getattr(self, name) for name in _KINDS} | dict(self.options)
+
+    def record(self) -> dict[str, Any]:
+        """What a run writes down about the recipe. Choices that there were not always are left out where none is made,
+        so that runs of older versions can be continued.
+        """
+        new: dict[str, Value] = {"memory": NOTHING, "orthogonality": 0.0}
+        known = {name: value for name, value in asdict(self).items() if name != "description"}
+        return {name: value for name, value in known.items() if name not in new or value != new[name]}
 
     def part(self, axis: str) -> Callable[..., Any]:
         """The selection rule (`select`), tuner class (`tune`), loss, readout or memory, with its options filled in."""
