@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# Dozens of processes import the package in the tests: it is compiled once, even where the environment forbids it.
+export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test quick test-pillow test-lowest browser lint format bench results docs dist clean

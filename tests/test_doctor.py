@@ -23,7 +23,7 @@ def test_a_machine_that_is_well() -> None:
 
 def test_what_is_wrong_is_named_and_the_other_tests_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "view_digests", lambda: {"tall, crops, 32": "0"})
-    monkeypatch.setattr(doctor.ViewPlan, "make", lambda *_: torch.zeros(16, 3, 224, 224, dtype=torch.uint8))
+    monkeypatch.setattr(doctor.ViewPlan, "make", lambda *_: torch.zeros(8, 3, 224, 224, dtype=torch.uint8))
     calls = iter([torch.zeros(4, 4), torch.full((4, 4), 0.01)])
     monkeypatch.setattr(doctor, "_probabilities", lambda *_: next(calls))
     result = CliRunner().invoke(app, ["doctor"], terminal_width=200)

@@ -1,6 +1,7 @@
 """The results that README and docs state are those of the rows in results."""
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 from types import ModuleType
@@ -35,17 +36,22 @@ def test_the_pages_are_those_of_the_rows(tool: ModuleType, tmp_path: Path) -> No
 
 def test_every_number_of_the_readme_follows_from_the_rows() -> None:
     """Counted here without the code that wrote them; the intervals are bootstrapped, so only their ends' order is."""
+    seconds = json.loads((ROOT / "results/costs.json").read_text(encoding="utf-8"))["seconds"]
     parquet = pytest.importorskip("pyarrow.parquet")
     right: dict[str, dict[str, bool]] = {}
     for row in parquet.read_table(ROOT / "results/imagenet.parquet").to_pylist():
         if row["seed"] == 0:
             right.setdefault(row["method"], {})[row["image"]] = row["label"] == row["prediction"]
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    lines = re.findall(r"^\| `([\w+-]+)` \| ([\d.]+) % \| (?:–|\**([+−][\d.]+) \((\S+) … (\S+)\)\**) \|", readme, re.M)
+    gains = r"(?:–|\**([+−][\d.]+) \((\S+) … (\S+)\)\**)"
+    costs = r"([\d.]+) × \| ([\d.]+) × \|"
+    lines = re.findall(rf"^\| `([\w+-]+)` \| ([\d.]+) % \| {gains} \| [^|]* \| {costs}", readme, re.M)
     assert [line[0] for line in lines][:1] == ["clip"]
     assert len(lines) >= 4
     assert f"{len(right['clip'])} images" in readme
-    for method, accuracy, gain, low, high in lines:
+    for method, accuracy, gain, low, high, over_clip, over_views in lines:
+        assert float(over_clip) == round(seconds[method] / seconds["clip"])
+        assert float(over_views) == pytest.approx(seconds[method] / seconds["CLIP-64"], abs=0.0051)
         common = right[method].keys() & right["clip"].keys()
         share = 100 * sum(right[method].values()) / len(right[method])
         assert float(accuracy) == pytest.approx(share, abs=0.051)

@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow
 from pyarrow import parquet
 
+from usetta.bench import CLIP_64
 from usetta.data.layouts import imagenet_classes
 from usetta.evaluate.metrics import Interval
 from usetta.evaluate.store import ResultRow, Store
@@ -205,7 +206,8 @@ The rows behind these tables are in `results`; `make results` computes this page
 
 README = """
 ImageNet with all 1000 classes, {images} images, the [embedded model](docs/embedded.md), 64 views (crops only, encoded
-in int8), seed 0. The gain is in percentage points over zero-shot; it is bold if its interval does not contain 0:
+in int8), seed 0. The gain is in percentage points over zero-shot; it is bold if its interval does not contain 0.
+The cost is the time an image takes with all 64 views on a CPU, relative to zero-shot and to encoding the views alone:
 
 """
 
@@ -305,13 +307,15 @@ def lost_images(store: Store, method: str) -> str:
 
 def readme_table(results: dict[str, MethodResults]) -> str:
     """The table near the top of the README."""
+    seconds = json.loads((ROWS / "costs.json").read_text(encoding="utf-8"))["seconds"]
     rows = []
     for name in [name for name in IN_README if name in results]:
         one, gain = results[name], papers_gain(name)
         shown = "–" if gain is None else format_difference(gain, 1)
-        rows.append([f"`{name}`", f"{format_number(one.accuracy, 1)} %", one.shown_gain(), shown])
-    intro = README.format(images=results["clip"].images)
-    return intro + table(("method", "accuracy", "gain (95 % interval)", "gain in the paper"), rows) + README_FIGURE
+        cost = [f"{seconds[name] / seconds['clip']:.0f} ×", f"{seconds[name] / seconds[CLIP_64]:.2f} ×"]
+        rows.append([f"`{name}`", f"{format_number(one.accuracy, 1)} %", one.shown_gain(), shown, *cost])
+    header = "method", "accuracy", "gain (95 % interval)", "gain in the paper", "time ÷ zero-shot", "÷ 64 views"
+    return README.format(images=results["clip"].images) + table(header, rows) + README_FIGURE
 
 
 def summary(results: dict[str, MethodResults], facts: dict[str, Any]) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def _test_views() -> str:
 def _test_device_views(device: torch.device) -> str:
     image, details = generated_image(500, 375), []
     for augmix in (False, True):
-        recipe = ViewRecipe(16, augmix=augmix)
+        recipe = ViewRecipe(8, augmix=augmix)
         made, expected = ViewPlan(image, "doctor", recipe).make(device).cpu(), make_views(image, "doctor", recipe)
         different = int((made != expected).sum())
         if different > (1e-3 * made.numel() if augmix else 0):

@@ -13,6 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -68,8 +69,8 @@ def engine(cluster: Cluster) -> RayEngine:
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """Thirty images, one of which is damaged."""
-    images = make_dataset(tmp_path_factory.mktemp("images"), 30)
+    """Twenty images, one of which is damaged."""
+    images = make_dataset(tmp_path_factory.mktemp("images"), 20)
     images[11].path.write_bytes(b"no image")
     return images
 
@@ -142,9 +143,10 @@ def test_probabilities_are_those_of_the_classifier_and_an_image_that_kills_its_w
     settings = BatchSettings(CLASSES, methods.get("use"), (TEMPLATE,), views=VIEWS, top=len(CLASSES))
     sources = [*map(str, images[:2]), str(black), *map(str, images[2:]), str(tmp_path / "images.tar")]
     load = partial(workers.load, workers.DeadlyModel, processes)
-    done = classify(four_blocks(), settings, sources, tmp_path / "out", engine=engine, load=load)
+    one = replace(engine, workers=1)
+    done = classify(four_blocks(), settings, sources, tmp_path / "out", engine=one, load=load)
     assert (done.images, done.failed) == (len(images) + 3, 1)
-    assert 2 + 2 <= len(list(processes.iterdir())) <= 2 + 3, "two workers, and those that replaced dead ones"
+    assert 1 + 2 <= len(list(processes.iterdir())) <= 1 + 3, "one worker, and those that replaced dead ones"
     expected = expected_probabilities(four_blocks(), images, ["use"])
     (failed,) = assert_rows_are_exact(tmp_path / "out", "use", expected, rows=len(images) + 3)
     assert (failed["source"], failed["label"]) == (str(black), None)
@@ -168,18 +170,19 @@ def test_a_driver_that_was_killed_continues(engine: RayEngine, dataset: Dataset,
         first.send_signal(signal.SIGKILL)
         _, messages = first.communicate()
     assert first.returncode == -signal.SIGKILL, messages
-    assert 0 < row_count(out) < 174
-    second = CliRunner().invoke(app, command)  # in this process, which has imported torch already
+    assert 0 < row_count(out) < 114
+    # By the local engine, which any run may continue with; in this process, which has imported torch already.
+    second = CliRunner().invoke(app, [*command[:-8], "--out", str(out)])
     assert second.exit_code == 1, second.output  # because of the damaged image
     assert second.stdout.startswith("Accuracy, %"), "nothing but the table"
-    assert row_count(out) == 174
+    assert row_count(out) == 114
     local = load_model(str(tmp_path)), [load_dataset(listed)]
     evaluate(*local, METHODS, tmp_path / "local", SETTINGS, seeds=(0, 1), batch_size=1)
     assert_close(content(out), content(tmp_path / "local"))
     with Store(out) as store:
         images = [invocation["images"] for invocation in store.facts("invocation").values()]
     assert len(images) == 2
-    assert sum(images) <= 62, "only what was missing was done again, and the damaged image"
+    assert sum(images) <= 42, "only what was missing was done again, and the damaged image"
 
 
 def test_a_worker_and_a_node_are_killed_and_the_results_are_those_of_the_local_engine(
@@ -198,7 +201,7 @@ def test_a_worker_and_a_node_are_killed_and_the_results_are_those_of_the_local_e
             before = row_count(out)
             wait_for(lambda: row_count(out) > before)
             cluster.kill_node()
-            assert row_count(out) < 174, "too late, the run is over"
+            assert row_count(out) < 114, "too late, the run is over"
         finally:
             (processes / "hurry").touch()
 
@@ -214,7 +217,7 @@ def test_a_worker_and_a_node_are_killed_and_the_results_are_those_of_the_local_e
             **options,
         )
     evaluate(four_blocks(), [dataset], METHODS, tmp_path / "local", **options)
-    assert (done.images, done.rows, done.failed) == (60, 174, 1), "nothing is done twice"
+    assert (done.images, done.rows, done.failed) == (40, 114, 1), "nothing is done twice"
     assert_close(content(out), content(tmp_path / "local"))
     damaged = f"things: {dataset.ids[11]}: not an image, or in an unsupported format"
     assert Counter(message.startswith(damaged) for message in messages) == Counter({True: 2, False: 2})

@@ -7,6 +7,7 @@ compared for the images that have no such coordinate, which must be most of them
 classes) are not to be feared: features are drawn at random, and a gap of 1e-5 among a few dozen numbers is rare.
 """
 
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
@@ -16,12 +17,12 @@ import torch
 from naive_tuning import How, Outcome, Prompts, adapt
 from torch import Tensor
 from torch.nn.functional import interpolate, normalize
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from models.tiny import TINY_RESNET, TINY_TEXT, TINY_VIT, disturbed
 from test_prompts import WORDS, Bidirectional, Tower, names_of
 from usetta import methods
 from usetta.methods.recipe import Result, run
+from usetta.methods.tune.adamw import PerImage
 from usetta.models.clip import CLIP
 from usetta.prompts import ClassPrompts
 
@@ -153,23 +154,18 @@ def watched(
     """The engine's result, and for every image the gradients that its AdamW took and the contexts that came out."""
     gradients: list[list[Tensor]] = [[] for _ in features]
     contexts: list[list[Tensor]] = [[] for _ in features]
-    moving: list[int] = []
+    step = PerImage.step
 
-    def before(optimizer: torch.optim.Optimizer, *_: object) -> None:
-        moving[:] = [i for i, p in enumerate(optimizer.param_groups[0]["params"]) if p.grad is not None]
-        for i in moving:
-            gradients[i].append(optimizer.param_groups[0]["params"][i].grad.clone())
+    def watched_step(own: PerImage, images: Iterable[int], grads: Iterable[Sequence[Tensor]]) -> None:
+        moving, taken = list(images), list(grads)
+        step(own, moving, taken)
+        for i, (grad,) in zip(moving, taken, strict=True):
+            gradients[i].append(grad.clone())
+            contexts[i].append(own[i][0].detach().clone())
 
-    def after(optimizer: torch.optim.Optimizer, *_: object) -> None:
-        for i in moving:
-            contexts[i].append(optimizer.param_groups[0]["params"][i].detach().clone())
-
-    hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PerImage, "step", watched_step)
         result = run(methods.get(method), features, prompts, scale)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return result, gradients, contexts
 
 

@@ -224,7 +224,8 @@ class TextTransformer(nn.Module):
         self.width = text.width
         self.context_length = text.context_length
         self.tokenizer = tokenizer
-        self.token_embedding = nn.Embedding(text.vocab_size, text.width)
+        # Not initialised: to draw its weights on the meta device, torch would import its compiler, for two seconds.
+        self.token_embedding = nn.Embedding.from_pretrained(torch.zeros(text.vocab_size, text.width))
         self.positional_embedding = nn.Parameter(torch.zeros(text.context_length, text.width))
         self.blocks = make_blocks(text.width, text.layers, text.heads, config.activation, causal=True)
         self.ln_final = nn.LayerNorm(text.width)
