@@ -43,7 +43,7 @@ def risk_coverage_curves(confidence: Mapping[str, ArrayLike], right: Mapping[str
         hits = np.asarray(right[method], dtype=np.float64)
         risk = risk_coverage(np.ones_like(hits), hits, probs)
         coverage = 100 * np.arange(1, len(risk) + 1) / max(1, len(risk))
-        places = np.unique(np.linspace(0, len(risk) - 1, min(len(risk), 500)).astype(int)) if len(risk) else []
+        places = np.unique(np.linspace(0, max(0, len(risk) - 1), min(len(risk), 500)).astype(int))
         axes.plot(coverage[places], risk[places], color=styles[method].colour, linewidth=1.4)
         area = float(aurc(np.ones_like(hits), hits, probs))
         handles.append(Line2D([], [], color=styles[method].colour))

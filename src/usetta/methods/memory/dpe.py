@@ -117,7 +117,8 @@ def _move(
 def _through_norm(grad: Tensor, normed: Tensor, vectors: Tensor) -> Tensor:
     """Gradient with respect to `vectors` (n, D), from that with respect to `normed`, the same at length 1."""
     along = (grad * normed).sum(dim=-1, keepdim=True)
-    return (grad - along * normed) / torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+    lengths: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+    return (grad - along * normed) / lengths
 
 
 def _adam_step(grad: Tensor, learning_rate: float) -> Tensor:

@@ -43,16 +43,16 @@ def ecalp(
 
 def _empty(text: Tensor, text_neighbours: int, image_neighbours: int) -> State:
     dim, k_text = text.shape[1], min(text_neighbours, len(text))
-    number = {"dtype": torch.long, "device": text.device}
+    whole = torch.empty(0, dtype=torch.long, device=text.device)
     return {
         "count": torch.zeros((), dtype=torch.long),
         "features": text.new_empty(0, dim),
         "weighted": text.new_empty(0, dim),
         "near": text.new_empty(0, image_neighbours),
-        "neighbours": torch.empty(0, image_neighbours, **number),
+        "neighbours": whole.new_empty(0, image_neighbours),
         "text_near": text.new_empty(0, k_text),
-        "text_neighbours": torch.empty(0, k_text, **number),
-        "label": torch.empty(0, **number),
+        "text_neighbours": whole.new_empty(0, k_text),
+        "label": whole,
         "belief": text.new_empty(0),
     }
 
