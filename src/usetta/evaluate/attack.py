@@ -107,7 +107,8 @@ def attack(
         raise DataError(f"no image of {dataset.name} could be read")
     about = asdict(settings) | {"model": model.name, "dataset": dataset.name}
     write_atomically(out / "manifest.json", json.dumps({"items": items, "attack": about}, indent=1).encode())
-    return AttackSummary(len(items), *(100 * hits / len(items) for hits in right), tuple(failed))
+    before, after = (100 * hits / len(items) for hits in right)
+    return AttackSummary(len(items), before, after, tuple(failed))
 
 
 def perturbed(model: Any, pixels: Tensor, text: Tensor, label: int, settings: AttackSettings, image_id: str) -> Tensor:
