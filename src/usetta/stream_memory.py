@@ -1,7 +1,7 @@
 """The memory of a method for streams, as a classifier or an evaluation holds it: it can be saved, loaded and reset.
 
 A file of it belongs to one method with its settings, one model and one list of classes, and is refused by any other.
-It holds features of earlier images: enough to recognise an image that is at hand, so it is as private as the images.
+It holds features of earlier images: enough to recognise an image that somebody has, so it is as private as the images.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ class StreamMemory:
         }
 
     def copy(self) -> "StreamMemory":
-        """A memory that goes on by itself."""
+        """A memory of its own, with the same content."""
         other = object.__new__(StreamMemory)
         vars(other).update(vars(self))
         other.state = self.state and {name: tensor.clone() for name, tensor in self.state.items()}

@@ -5,7 +5,7 @@
     use:steps=4:gamma=0.2    with settings of your own
     r-tpt:neighbours=10      also with those that its readout, loss, tuner, selection rule or memory declares
     tda+se                   a method for streams: TDA's memory behind another readout
-    tda:values=published     with the settings that were published for the dataset at hand
+    tda:values=published     with the settings that were published for the dataset
 
 A method that tunes nothing is nothing but its readout, so `+` goes with `clip` there: `clip+vote` is `zero`, and
 `zero+se` is an error.

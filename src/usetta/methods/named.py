@@ -135,7 +135,12 @@ class Family:
 FAMILIES: dict[str, Family] = {
     "imagenet": Family(
         augmix=False,
-        settings={"c-tpt": {"dispersion": 20.0}, "o-tpt": {"orthogonality": 2.0}, "tps": {"lr": 5e-3}},
+        settings={
+            "c-tpt": {"dispersion": 20.0},
+            "o-tpt": {"orthogonality": 2.0},
+            "tps": {"lr": 5e-3},
+            "onzeta": {"mix": 0.8},
+        },
     ),
     "fine-grained": Family(augmix=True, settings={"c-tpt": {"dispersion": 50.0}, "tps": {"lr": 1e-3}}),
     "other": Family(augmix=False, settings={"c-tpt": {"dispersion": 50.0}, "tps": {"lr": 1e-3}}),

@@ -196,7 +196,7 @@ def onzeta(x: Tensor, text: Tensor, s: float, *, balance: float = 1) -> Tensor:
     answers = []
     for i, feature in enumerate(x[:, 0]):
         eta, eta_rho = 0.5 / math.sqrt(i + 1), 20 / math.sqrt(i + 1)
-        b = 0.8 * math.sqrt((i + 1) / total)
+        b = 0.4 * math.sqrt((i + 1) / total)
         q = (s * text @ feature).softmax(0) * rho.exp()
         q = q / q.sum()
         v = (w @ feature / 0.04).softmax(0)

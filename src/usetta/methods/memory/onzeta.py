@@ -24,7 +24,7 @@ def onzeta(
     answers: Answers,
     stream: Stream,
     *,
-    mix: Share = 0.8,
+    mix: Share = 0.4,
     balance: NotNegative = 1.0,
     proxy_temperature: Positive = 0.04,
     length: Seed = 0,
