@@ -53,7 +53,7 @@ def speed(name: str, features: Tensor, stream: Stream) -> tuple[float, float, fl
         if number == batches // 10:
             early = current_memory()
         last = time.perf_counter()
-    at_end = statistics.median(seconds[-(-3 * batches // 4) :])
+    at_end = statistics.median(seconds[3 * batches // 4 :])
     return BATCH / statistics.median(seconds), BATCH / at_end, current_memory() / early
 
 
@@ -66,6 +66,7 @@ def measure(images: int, classes: int, dim: int, slow: dict[str, int]) -> dict[s
     growth = 0.0
     with torch.inference_mode():
         for name in QUICK:
+            list(answer(name, features[: 4 * BATCH], Stream(text, 100.0, length=images)))  # warms up
             per_second, _, grown = speed(name, features, Stream(text, 100.0, length=images))
             growth = max(growth, grown)
             log(f"{name}: {per_second:.0f} images/s, memory grew by {grown:.3f}")

@@ -44,9 +44,9 @@ def risk_coverage_curves(confidence: Mapping[str, ArrayLike], right: Mapping[str
         risk = risk_coverage(np.ones_like(hits), hits, probs)
         coverage = 100 * np.arange(1, len(risk) + 1) / max(1, len(risk))
         places = np.unique(np.linspace(0, max(0, len(risk) - 1), min(len(risk), 500)).astype(int))
-        axes.plot(coverage[places], risk[places], color=styles[method].colour, linewidth=1.4)
+        axes.plot(coverage[places], risk[places], **styles[method].line(5), linewidth=1.4, markevery=0.15)
         area = float(aurc(np.ones_like(hits), hits, probs))
-        handles.append(Line2D([], [], color=styles[method].colour))
+        handles.append(Line2D([], [], **styles[method].line(5)))
         names.append(f"{method} ({area:.1f})")
     axes.set(xlim=(0, 100))
     axes.set_ylim(bottom=0)
@@ -67,11 +67,12 @@ def over_the_stream(right: Mapping[str, ArrayLike], window: int) -> Figure:
         total = np.concatenate([[0.0], mean.cumsum()])
         width = max(1, min(window, len(mean)))
         smooth = 100 * (total[width:] - total[:-width]) / width
-        axes.plot(np.arange(width, len(mean) + 1), smooth, color=styles[method].colour, linewidth=1.4)
+        places = np.arange(width, len(mean) + 1)
+        axes.plot(places, smooth, **styles[method].line(5), linewidth=1.4, markevery=0.15)
     axes.set_xlabel("images so far", fontsize=MEDIUM)
     axes.set_ylabel(f"accuracy of the last {window} images, %", fontsize=MEDIUM)
     style.plain(axes)
-    style.legend(figure, [Line2D([], [], color=styles[method].colour) for method in right], list(right))
+    style.legend(figure, [Line2D([], [], **styles[method].line(5)) for method in right], list(right))
     return style.finish(figure)
 
 

@@ -66,6 +66,8 @@ def bca(
             weight = state["prior_counts"][k]
             prior[k] = (weight * prior[k] + f) / (weight + 1)
             state["prior_counts"][k] += 1
+            if shortcut:
+                shortcut.has_changed(k)
     return log_probabilities(answer), state
 
 
@@ -80,14 +82,21 @@ class _Shortcut:
         self._start = logits.softmax(dim=-1)
         self._level = logits.logsumexp(dim=-1)
         self._products = self._start @ prior
-        self._old_rows = torch.empty_like(logits)
+        # Rows of the prior of classes that have changed, at the start of the batch and now.
+        self._old_rows, self._new_rows = torch.empty_like(logits), torch.empty_like(logits)
+        self._classes = torch.empty(len(logits), dtype=torch.long, device=logits.device)
         self._changed: dict[int, int] = {}
 
     def will_change(self, label: int) -> None:
         """Note that mean or prior of a class are about to change."""
         if label not in self._changed:
-            self._old_rows[len(self._changed)] = self._prior[label]
-            self._changed[label] = len(self._changed)
+            place = self._changed[label] = len(self._changed)
+            self._old_rows[place] = self._new_rows[place] = self._prior[label]
+            self._classes[place] = label
+
+    def has_changed(self, label: int) -> None:
+        """Take the present prior of a class."""
+        self._new_rows[self._changed[label]] = self._prior[label]
 
     def product(self, image: int, logits: Tensor, probs: Tensor) -> Tensor | None:
         """Probabilities (C,) of an image times the prior; None where that would be inexact."""
@@ -96,6 +105,7 @@ class _Shortcut:
         drift = self._level[image] - logits.logsumexp(dim=0)
         if abs(float(drift)) > _DRIFT:
             return None
-        changed = torch.tensor(list(self._changed), device=logits.device)
-        kept = self._products[image] - self._start[image, changed] @ self._old_rows[: len(changed)]
-        return drift.exp() * kept + probs[changed] @ self._prior[changed]
+        count = len(self._changed)
+        changed = self._classes[:count]
+        kept = self._products[image] - self._start[image, changed] @ self._old_rows[:count]
+        return drift.exp() * kept + probs[changed] @ self._new_rows[:count]

@@ -73,7 +73,12 @@ def _step(
     classes, images = len(stream.text), len(features)
     arriving = torch.bincount(labels, minlength=classes)
     used = 1 + int((counts + arriving).clamp(max=capacity).max())  # slots that may be filled by the end of the batch
-    cosines = (keys[:used].flatten(0, 1) @ features.T).view(used, classes, images)
+    # Most classes fill fewer slots than the fullest, so only filled ones are multiplied.
+    slots = torch.arange(used, device=counts.device)[:, None]
+    filled = (slots <= counts).flatten().nonzero()[:, 0]
+    cosines = features.new_zeros(used * classes, images)
+    cosines[filled] = keys.flatten(0, 1)[filled] @ features.T
+    cosines = cosines.view(used, classes, images)
     near = affinity(cosines, sharpness)
     # Empty slots hold zeros, which add nothing to the sum or to its length.
     by_class = near.permute(1, 2, 0).contiguous()  # (C, B, slots)
