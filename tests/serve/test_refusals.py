@@ -113,6 +113,7 @@ def test_an_empty_file_is_no_image(strict: Running) -> None:
         ({"image": None}, "invalid_request", "valid string", "image"),
         ({"method": "ues"}, "invalid_method", "unknown method 'ues'; did you mean 'use'?", "method"),
         ({"method": "use:step=2"}, "invalid_method", "no setting 'step'; did you mean 'steps'?", "method"),
+        ({"method": "tda"}, "invalid_method", "'tda' remembers earlier images, and a server would mix", "method"),
         ({"method": "use:steps=5"}, "invalid_method", "5 steps are more than the limit of 4", "method"),
         ({"method": "tpt:lr=1e30"}, "invalid_request", "diverged (NaN): lower its lr or its steps", None),
         ({"method": "x" * 31}, "invalid_request", "at most 30 characters", "method"),

@@ -113,6 +113,7 @@ def evaluate(
     from usetta.data import load_datasets
     from usetta.episode import check_without_model
     from usetta.evaluate.merge import shard_folder
+    from usetta.evaluate.orders import StreamOrder
     from usetta.evaluate.runner import EvalSettings
     from usetta.evaluate.runner import evaluate as run
     from usetta.evaluate.store import Store
@@ -124,6 +125,7 @@ def evaluate(
         sets = load_datasets(split(datasets), data)
         numbers, orders = read_seeds(seeds), read_seeds(order_seeds, "--order-seeds")
         others = load_datasets(split(ood), data) if split(ood) else []
+        StreamOrder.parse(order)  # before a model is loaded
         where = read_engine(engine, address, workers, cpus_per_worker, gpus_per_worker)
         shard = read_shard(rank, world_size, where)
         computing = {"precision": precision, "device": device, "compiled": compiled}

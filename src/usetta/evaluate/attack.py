@@ -77,7 +77,7 @@ def attack(
         numbers = [i * len(dataset) // limit for i in range(limit)]  # type: ignore[assignment]
     lacking = set(dataset.labels) - {dataset.labels[i] for i in numbers}
     if lacking:
-        raise ValueError(f"with so few images {len(lacking)} classes have none: raise --limit")
+        raise ValueError(f"so few images leave some classes without any ({len(lacking)}): raise --limit")
     _fix(out, dataset, model, settings)
     text = TextHead(dataset.classes, model, list(templates)).prompts.features().float()
     views = view_recipe(model, 1)

@@ -174,7 +174,8 @@ def published_settings(method: str, dataset: str) -> dict[str, Any]:
     Methods that have none get none, so that all can be asked for alike.
     """
     if dataset not in _PUBLISHED:
-        raise ValueError(f"values=published are known for {', '.join(_PUBLISHED)}, not for {dataset!r}")
+        other = repr(dataset) if dataset else "images of your own"
+        raise ValueError(f"values=published are known for {', '.join(_PUBLISHED)}, not for {other}")
     alpha, sharpness, boosted, dpe_alpha, learning_rate, align, weight, rate = _PUBLISHED[dataset]
     by_method: dict[str, dict[str, Any]] = {
         "tda": {"alpha": alpha, "sharpness": sharpness},

@@ -26,6 +26,9 @@ from usetta.methods.memory.base import (
 from usetta.methods.options import Count, NotNegative, Positive
 from usetta.methods.select import entropy, keep_count, most_confident
 
+_ROWS = 4096
+"""Remembered features that are copied at once."""
+
 
 def dmn_weak(
     state: State | None,
@@ -77,7 +80,8 @@ def _step(
     slots = torch.arange(used, device=counts.device)[:, None]
     filled = (slots <= counts).flatten().nonzero()[:, 0]
     cosines = features.new_zeros(used * classes, images)
-    cosines[filled] = keys.flatten(0, 1)[filled] @ features.T
+    for part in filled.split(_ROWS):
+        cosines[part] = keys.flatten(0, 1)[part] @ features.T
     cosines = cosines.view(used, classes, images)
     near = affinity(cosines, sharpness)
     # Empty slots hold zeros, which add nothing to the sum or to its length.
