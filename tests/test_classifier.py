@@ -469,3 +469,27 @@ def test_rlcf_takes_another_reward_model(tiny_model: CLIP) -> None:
     expected = run(methods.get("rlcf"), features, prompts, tiny_model.logit_scale, reward=reward).probs[0]
     np.testing.assert_allclose(answer.probs, expected.numpy(), atol=1e-5)
     assert not np.allclose(answer.probs, Classifier(names, tiny_model, "rlcf", views=20)(image).probs, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["tda", "dmn", "ecalp", "bca", "tda+se"])
+def test_a_stream_goes_on_from_a_saved_state_to_the_last_bit(method: str, tiny_model: CLIP, tmp_path: Path) -> None:
+    images = [make_image(i, (40, 30)) for i in range(6)]
+    whole = Classifier(["cat", "dog", "owl"], tiny_model, method, views=4)
+    expected = whole.predict_proba(images, progress=False)
+    assert whole.seen == 6
+    first, second = (Classifier(["cat", "dog", "owl"], tiny_model, method, views=4) for _ in range(2))
+    begun = first.predict_proba(images[:3], progress=False)
+    first.save_state(tmp_path / "state")
+    second.load_state(tmp_path / "state")
+    second.explain(images[0])  # which learns nothing
+    rest = second.predict_proba(images[3:], progress=False)
+    assert np.array_equal(np.concatenate([begun, rest]), expected)
+    second.reset()
+    assert np.array_equal(second.predict_proba(images, progress=False), expected)
+    with pytest.raises(ValueError, match="with other settings"):
+        Classifier(["cat", "dog", "owl"], tiny_model, f"{method}:rho=0.5").load_state(tmp_path / "state")
+
+
+def test_a_method_without_a_memory_has_no_state(tiny_model: CLIP) -> None:
+    with pytest.raises(ValueError, match="'se' answers every image by itself"):
+        Classifier(["cat", "dog"], tiny_model, "se").reset()

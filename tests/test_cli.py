@@ -195,7 +195,7 @@ def test_explain_writes_a_figure(options: list[object], images: list[Path], tmp_
 def test_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("USETTA_CACHE", str(tmp_path))
     rows = json.loads(usetta("ls", "methods", "--json").stdout)
-    assert [row["name"] for row in rows] == methods.names()
+    assert [row["name"] for row in rows] == [*methods.names(), *methods.stream_names()]
     models = {row["name"]: row for row in json.loads(usetta("ls", "models", "--json").stdout)}
     assert {"auto", "embedded", "ViT-B-16", "RN50"} <= set(models)
     assert models["embedded"]["cached"] is False
@@ -203,7 +203,7 @@ def test_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_list_of_methods_is_narrow_and_shows_the_grammar() -> None:
     shown, as_json = usetta("ls", "methods"), usetta("ls", "methods", "--json")
-    for name in methods.names():
+    for name in (*methods.names(), *methods.stream_names()):
         assert any(line.split(" ")[0] == name for line in shown.stdout.splitlines())
     assert max(map(len, (shown.stdout + shown.stderr).splitlines())) <= 80
     assert "tpt+se" in shown.stderr

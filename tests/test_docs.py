@@ -73,6 +73,14 @@ def test_the_defaults_of_a_section_are_those_of_the_recipe() -> None:
     assert checked >= 30
 
 
+def test_the_defaults_of_memories_are_complete() -> None:
+    for name in methods.stream_names():
+        page = re.split(rf"^### {name.removesuffix('-weak')}$", METHODS, flags=re.MULTILINE | re.IGNORECASE)[1]
+        line = re.findall(r"\*\*Defaults\.\*\*([^*]*)", page)[0]
+        written = {setting: float(value) for setting, value in re.findall(r"`(\w+)=([^`]+)`", line)}
+        assert written == methods.get(name).options, name
+
+
 def test_the_table_of_families_is_that_of_the_code() -> None:
     rows = re.findall(r"^\| `([a-z-]+)` \| (yes|no) \| (.*) \|$", section("Defaults by family"), flags=re.MULTILINE)
     assert [name for name, _, _ in rows] == list(methods.FAMILIES)

@@ -38,6 +38,9 @@ classify cat.png
 {CLASSIFY} --method ues
 {CLASSIFY} --method tpt+see
 {CLASSIFY} --method zero+se
+{CLASSIFY} --method dmn+se
+{CLASSIFY} --method tda:values=published
+{CLASSIFY} --method tda --out answers
 {CLASSIFY} --method use:step=2
 {CLASSIFY} --method use:steps=many
 {CLASSIFY} --method use:steps
@@ -111,6 +114,10 @@ eval --out run --datasets pets
 eval --out run --datasets ./broken.csv
 eval --out run --data zoo --methods ,
 eval --out run --data zoo --seeds 0,x
+eval --out run --data zoo --order-seeds 0,x
+eval --out run --data zoo --model tiny --views 4 --methods tda --order sorted
+eval --out run --data zoo --model tiny --views 4 --methods tda --order class-blocks
+attack zoo --out attacked --model tiny --limit 1
 eval --out run --data zoo --model tiny --views 4 --methods clip
 eval --out run --data zoo --model tiny --views 8 --methods clip
 merge run
@@ -121,6 +128,7 @@ table measured --metric eec
 table measured --dataset pet
 table measured --baseline tpt
 table measured --baseline clip --metric ece
+table measured --metrics --dataset pets
 table measured --format html
 export measured rows.xls
 export measured nowhere/rows.csv

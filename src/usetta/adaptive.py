@@ -69,7 +69,7 @@ def stages(most: int = STAGES[-1]) -> list[range]:
 
 def least_views(*recipes: Recipe) -> int:
     """Views that an adaptive image has at least: one where SE answers, or decides that nothing is tuned; else eight."""
-    by_se = all(r.weak_only or (r.readout == _SE.readout and r.skip >= r.tunes) for r in recipes)
+    by_se = all(r.weak_only or (r.readout == _SE.readout and r.skip >= r.tunes and not r.remembers) for r in recipes)
     return STAGES[0] if by_se else STAGES[1]
 
 

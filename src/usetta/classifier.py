@@ -9,7 +9,7 @@ An image without an id of its own is known by its content: the same pixels get t
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property, partial
@@ -25,7 +25,7 @@ from usetta import methods
 from usetta.adaptive import ADAPTIVE, Views, accepted_changes, is_settled, least_views, most_views
 from usetta.answer_warnings import AnswerWarning, chance_warning, class_warnings, is_near_chance
 from usetta.coop import load_context
-from usetta.episode import Episode, answer, check
+from usetta.episode import Episode, answer, answer_stream, check
 from usetta.feature_cache import FeatureCache
 from usetta.images import SOURCES, ImageError, ImageSource, is_web_address
 from usetta.methods.recipe import Recipe, Result
@@ -39,6 +39,7 @@ from usetta.prediction import Comparison, Explanation, ImageOrigin, Prediction
 from usetta.progress import track
 from usetta.prompts import DEFAULT_TEMPLATE, ClassPrompts
 from usetta.rejection import NONE_OF_THESE, Calibration, Score, make_rejection
+from usetta.stream_memory import StreamMemory
 from usetta.views import ViewRecipe
 from usetta.views.show import as_bytes
 from usetta.web import FetchError, fetch
@@ -100,20 +101,44 @@ class TextHead:
         episodes: Sequence[Episode],
         names: Sequence[str],
         origins: Sequence[ImageOrigin] | None = None,
+        memory: StreamMemory | None = None,
+        length: int | None = None,
     ) -> list[Prediction]:
-        """The predictions of `recipe` for images of these names."""
+        """The predictions of `recipe` for images of these names; `memory` and `length` as in `answer`."""
         known: Sequence[ImageOrigin | None] = origins or [None] * len(names)
+        seen = memory.seen if memory else None
+        results = self.answer(recipe, episodes, memory, length)
         return [
-            self._prediction(recipe, result, name, origin)
-            for result, name, origin in zip(self.answer(recipe, episodes), names, known, strict=True)
+            self._prediction(recipe, result, name, origin, None if seen is None else seen + i)
+            for i, (result, name, origin) in enumerate(zip(results, names, known, strict=True))
         ]
 
-    def answer(self, recipe: Recipe, episodes: Sequence[Episode]) -> list[Result]:
-        """What `recipe` answers for each of several images, see `episode.answer`."""
-        reward_prompts = self.reward_prompts if recipe.needs_reward else None
-        return answer(recipe, episodes, self.model, self.prompts, reward_prompts)
+    def answer(
+        self,
+        recipe: Recipe,
+        episodes: Sequence[Episode],
+        memory: StreamMemory | None = None,
+        length: int | None = None,
+    ) -> list[Result]:
+        """What `recipe` answers for each of several images, see `episode.answer`.
 
-    def _prediction(self, recipe: Recipe, result: Result, name: str, origin: ImageOrigin | None) -> Prediction:
+        A recipe for streams needs its `memory`, which takes in the images in their order; `length` is how many there
+        will be, where that is known.
+        """
+        reward_prompts = self.reward_prompts if recipe.needs_reward else None
+        if not recipe.remembers:
+            return answer(recipe, episodes, self.model, self.prompts, reward_prompts)
+        if memory is None:
+            raise ValueError(f"method '{recipe.name}' remembers earlier images, so it needs a memory")
+        results, memory.state = answer_stream(
+            recipe, episodes, self.model, self.prompts, reward_prompts, memory.state, length
+        )
+        memory.seen += len(results)
+        return results
+
+    def _prediction(
+        self, recipe: Recipe, result: Result, name: str, origin: ImageOrigin | None, remembered: int | None
+    ) -> Prediction:
         delta, count = float(result.delta), len(self.classes)
         chance = (chance_warning(count),) if is_near_chance(float(result.probs.max()), count) else ()
         skipped = bool(result.skipped)
@@ -125,7 +150,7 @@ class TextHead:
             classes=self.classes,
             probs=result.probs.numpy(),
             zero_shot=result.weak_probs.numpy(),
-            before=result.before.numpy() if recipe.tunes else None,
+            before=result.before.numpy() if recipe.tunes or recipe.remembers else None,
             skipped=skipped if recipe.tunes else None,
             tuned_on=tuned_on,
             entropies=result.entropies.numpy(),
@@ -135,6 +160,7 @@ class TextHead:
             beta=float(result.weights[0]) if recipe.readout in _BLENDS else None,
             weights=result.weights.numpy(),
             warnings=self.warnings + chance,
+            remembered=remembered,
             origin=origin,
         )
 
@@ -206,6 +232,7 @@ class Classifier:
         if not (reject is None and reject_below is None and calibration is None):
             known = {"model": self.model.name, "fingerprint": self.model.fingerprint, "method": self.recipe.name}
             self._rejection = make_rejection(reject, reject_below, calibration, **known)
+        self._memory = StreamMemory(self.recipe, self.model, self.classes) if self.recipe.remembers else None
         self._views = view_recipe(self.model, most, augmix=augmix, seed=seed)
         self._adaptive = views if isinstance(views, str) else None
         self._max_pixels = max_pixels
@@ -272,7 +299,10 @@ class Classifier:
         views = as_bytes(episode.pixels)
         origin = ImageOrigin(source, self._views)
         predictions = [
-            replace(self._head.predict(recipe, [episode], [_name(image)], [origin])[0], rejection=self._rejection)
+            replace(
+                self._head.predict(recipe, [episode], [_name(image)], [origin], self._copied_memory(recipe), 1)[0],
+                rejection=self._rejection,
+            )
             for recipe in wanted
         ]
         self._warn(predictions[:1])
@@ -283,6 +313,10 @@ class Classifier:
     ) -> Generator[Prediction | ImageError, None, None]:
         """A prediction for each image, in order, as soon as it is known; an unreadable image yields its error instead.
 
+        A method for streams, such as `tda`, learns from every image that it answers, here and in all other calls but
+        `explain` and `compare`; `reset` makes it forget, `save_state` and `load_state` carry its memory over to another
+        process. A classifier is one stream: what one user's images teach it changes the answers to the next user.
+
         The next images are opened while this one is encoded, so `images` is read a few items ahead. An image may also
         be a function that fetches it. What is doubtful about a single answer is in its `warnings` only.
         """
@@ -291,11 +325,40 @@ class Classifier:
                 self._warn()
                 yield outcome
 
+    @property
+    def seen(self) -> int:
+        """Images that a method for streams has learned from; 0 for other methods."""
+        return self._memory.seen if self._memory else 0
+
+    def reset(self) -> None:
+        """Forget all images."""
+        self._stream_memory().reset()
+
+    def save_state(self, path: str | os.PathLike[str]) -> None:
+        """Write what the method has learned from images so far to a file."""
+        self._stream_memory().save(Path(path))
+
+    def load_state(self, path: str | os.PathLike[str]) -> None:
+        """Go on where the classifier stopped that wrote this file; it must have had the same method and classes."""
+        self._stream_memory().load(Path(path), device_of(self.model))
+
+    def _stream_memory(self) -> StreamMemory:
+        if self._memory is None:
+            raise ValueError(f"method '{self.recipe.name}' answers every image by itself, so it has no state")
+        return self._memory
+
+    def _copied_memory(self, recipe: Recipe) -> StreamMemory | None:
+        """A memory to look at an image with, without learning from it; an empty one for other recipes."""
+        if self._memory and recipe == self.recipe:
+            return self._memory.copy()
+        return StreamMemory(recipe, self.model, self.classes) if recipe.remembers else None
+
     def _stream(
         self, images: Iterable[ImageSource | Callable[[], ImageSource]]
     ) -> Generator[Prediction | ImageError, None, None]:
         # Methods that need the weak view alone get one; for them there is nothing to be adaptive about.
         views = replace(self._views, views=1) if self.recipe.weak_only else self._views
+        length = self.seen + len(images) if isinstance(images, Sized) else None
         names: list[str] = []  # of the images under way
         origins: list[ImageOrigin] = []
 
@@ -310,7 +373,9 @@ class Classifier:
             while batch := list(islice(outcomes, self.batch_size)):
                 episodes = [outcome for outcome in batch if isinstance(outcome, Episode)]
                 own = [i for i, outcome in enumerate(batch) if isinstance(outcome, Episode)]
-                answers = self._head.predict(self.recipe, episodes, [names[i] for i in own], [origins[i] for i in own])
+                answers = self._head.predict(
+                    self.recipe, episodes, [names[i] for i in own], [origins[i] for i in own], self._memory, length
+                )
                 predictions = (replace(answer, rejection=self._rejection) for answer in answers)
                 del names[: len(batch)], origins[: len(batch)]
                 for outcome in batch:

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import islice
+from itertools import groupby, islice
 
 import torch
 from torch import Tensor
 
+from usetta.methods.memory import State
 from usetta.methods.recipe import NOTHING, Hidden, Recipe, Result, Reward, diverged, run
+from usetta.methods.streams import run_stream
 from usetta.models import Model
 from usetta.models.base import require_last_blocks
 from usetta.models.devices import to_host
@@ -76,6 +78,32 @@ def answer(
     return [results[row] for row in range(len(episodes))]
 
 
+def answer_stream(
+    recipe: Recipe,
+    episodes: Sequence[Episode],
+    model: Model,
+    prompts: ClassPrompts,
+    reward_prompts: ClassPrompts | None,
+    state: State | None,
+    length: int | None = None,
+) -> tuple[list[Result], State | None]:
+    """The same for a recipe with a memory: images in the order of their stream, and the state after them.
+
+    `state` is that before them, `length` that of the whole stream, where it is known.
+    """
+    results: list[Result] = []
+    for _, equal in groupby(episodes, key=len):
+        batch = list(equal)
+        features, reward, hidden = _inputs(recipe, batch, model, prompts, reward_prompts)
+        result, state = run_stream(
+            recipe, features, prompts, model.logit_scale, state, length=length, reward=reward, hidden=hidden
+        )
+        own = to_host([getattr(result, column.name) for column in fields(Result)])
+        _check_finite(recipe, Result(*own))
+        results += [Result(*(column[i] for column in own)) for i in range(len(batch))]
+    return results, state
+
+
 def _check_finite(recipe: Recipe, result: Result) -> None:
     if not torch.isfinite(result.entropies).all():  # of the views before anything was tuned
         raise ValueError("features contain NaN or infinity")
@@ -90,10 +118,22 @@ def _answer_batch(
     prompts: ClassPrompts,
     reward_prompts: ClassPrompts | None,
 ) -> Result:
-    features = torch.stack([episode.features for episode in episodes])
+    features, reward, hidden = _inputs(recipe, episodes, model, prompts, reward_prompts)
     if features.shape[1] == 1 and not recipe.weak_only:  # the weak view settled it, see `adaptive`
         alone = run(replace(recipe, tune=NOTHING, readout="se", beta=1), features, prompts, model.logit_scale)
         return replace(alone, skipped=torch.full_like(alone.skipped, recipe.tunes))
+    return run(recipe, features, prompts, model.logit_scale, reward=reward, hidden=hidden)
+
+
+def _inputs(
+    recipe: Recipe,
+    episodes: Sequence[Episode],
+    model: Model,
+    prompts: ClassPrompts,
+    reward_prompts: ClassPrompts | None,
+) -> tuple[Tensor, Reward | None, Hidden | None]:
+    """What methods run on, for images with equally many views."""
+    features = torch.stack([episode.features for episode in episodes])
     hidden = None
     if recipe.needs_hidden:
         hidden = Hidden(
@@ -104,7 +144,7 @@ def _answer_batch(
     if recipe.needs_reward:
         seen = [e.features if e.reward_features is None else e.reward_features for e in episodes]
         reward = Reward(torch.stack(seen), (reward_prompts or prompts).features().to(features.device))
-    return run(recipe, features, prompts, model.logit_scale, reward=reward, hidden=hidden)
+    return features, reward, hidden
 
 
 def check(recipe: Recipe, model: Model, prompts: ClassPrompts, views: int) -> None:
@@ -133,5 +173,5 @@ def _not_tunable(recipe: Recipe, reason: str) -> ValueError:
 
 def check_views(recipe: Recipe, views: int) -> None:
     """Refuse a recipe that compares views where there is nothing to compare."""
-    if views < 2 and not recipe.weak_only:
+    if views < 2 and recipe.compares_views:
         raise ValueError(f"method '{recipe.name}' compares views, so it needs at least 2, not {views}")

@@ -56,6 +56,8 @@ class Prediction:
     """Why the answer should not be trusted, if there are reasons, see `usetta.answer_warnings`."""
     rejection: Rejection | None = None
     """When an answer counts as none of the classes; None if it never does."""
+    remembered: int | None = None
+    """Earlier images that the method had seen; None where it has no memory. Then `before` is its answer without one."""
     origin: ImageOrigin | None = field(default=None, compare=False)
     """What the views were made of, so that they can be shown."""
 
@@ -98,6 +100,9 @@ class Prediction:
         if self.skipped:
             enough = "the views already agree" if len(self.weights) > 1 else "the original image alone is enough"
             return f"skipped: {enough}"
+        if self.remembered is not None and self.before is not None:
+            old = f"{self.classes[int(self.before.argmax())]} {float(self.before.max()):.1%}"
+            return f"after {self.remembered} earlier images; without them: {old}"
         if self.before is not None:
             old = self.classes[int(self.before.argmax())]
             new = "" if old == self.label else f"{self.label} "
@@ -138,6 +143,7 @@ class Prediction:
                 "chosen_labels": [self.view_labels[i] for i in self.chosen],
                 "entropies": [round(float(h), 6) for h in self.entropies],
                 "weights": [round(float(w), 6) for w in self.weights],
+                **({} if self.remembered is None else {"remembered": self.remembered}),
             },
             "warnings": list(self.warnings),
         }

@@ -26,7 +26,7 @@ ROWS = [
 NAMES = [
     *("dataset", "image", "seed", "method", "label", "label_name", "prediction", "prediction_name", "confidence"),
     *("true_probability", "rank", "sum_of_squares", "delta", "beta", "before", "before_name"),
-    *("skipped", "views", "seconds"),
+    *("skipped", "views", "seconds", "order_seed", "position", "entropy", "energy"),
 ]
 
 

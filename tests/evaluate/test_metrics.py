@@ -24,21 +24,35 @@ def naive(probs: NDArray[np.float64], labels: NDArray[np.int64]) -> dict[str, fl
     """The metrics of probabilities (n, C), image by image."""
     n = len(labels)
     right = five = loglik = squares = 0.0
+    answers: list[tuple[float, float]] = []
     bins: list[list[tuple[float, float]]] = [[] for _ in range(15)]
+    finer: list[list[tuple[float, float]]] = [[] for _ in range(20)]
     for p, label in zip(probs.tolist(), labels.tolist(), strict=True):
         order = sorted(range(len(p)), key=lambda c: (-p[c], c))
         right += order[0] == label
         five += label in order[:5]
         loglik += math.log(p[label])
         squares += sum((p[c] - (c == label)) ** 2 for c in range(len(p)))
-        bins[min(int(p[order[0]] * 15), 14)].append((float(order[0] == label), p[order[0]]))
-    error = sum(
-        len(b) / n * abs(sum(hit for hit, _ in b) / len(b) - sum(sure for _, sure in b) / len(b)) for b in bins if b
-    )
+        answers.append((float(order[0] == label), p[order[0]]))
+        bins[min(int(p[order[0]] * 15), 14)].append(answers[-1])
+        finer[max(math.ceil(p[order[0]] * 20) - 1, 0)].append(answers[-1])
+    ranked = sorted(answers, key=lambda answer: answer[1])
+    size, more = divmod(n, 15)
+    ends = np.cumsum([size + (b < more) for b in range(15)])
+    equal = [ranked[end - size - (b < more) : end] for b, end in enumerate(ends)]
+    risks = [100 * (1 - sum(hit for hit, _ in ranked[n - k :]) / k) for k in range(1, n + 1)]
+
+    def error(bins: list[list[tuple[float, float]]]) -> float:
+        return 100 * sum(abs(sum(hit - sure for hit, sure in b)) / n for b in bins)
+
     return {
         "top1": 100 * right / n,
         "top5": 100 * five / n,
-        "ece": 100 * error,
+        "ece": error(bins),
+        "ece20": error(finer),
+        "aece": error(equal),
+        "aurc": sum(risks) / n,
+        "acc80": 100 - risks[math.ceil(0.8 * n) - 1],
         "nll": -loglik / n,
         "brier": squares / n,
     }
@@ -100,7 +114,8 @@ def test_without_images_metrics_are_nan() -> None:
 
 def test_with_one_class_every_answer_is_right_and_confident() -> None:
     result = metrics.measure(metrics.columns(np.ones((4, 1)), [0, 0, 0, 0]))
-    assert result == {"top1": 100.0, "top5": 100.0, "ece": 0.0, "nll": 0.0, "brier": 0.0}
+    perfect = {"top1": 100.0, "top5": 100.0, "acc80": 100.0}
+    assert result == perfect | dict.fromkeys(("ece", "ece20", "aece", "aurc", "nll", "brier"), 0.0)
 
 
 def test_confident_and_wrong_is_the_worst_and_stays_finite() -> None:
@@ -258,3 +273,36 @@ def test_scipy_agrees() -> None:
 def test_metrics_need_no_torch() -> None:
     code = "import sys, usetta.evaluate.metrics; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_metrics_of_trust_by_hand() -> None:
+    label, prediction = np.array([0, 1, 1, 0]), np.array([0, 1, 0, 1])
+    confidence = np.array([0.9, 0.8, 0.6, 0.7])
+    stored = label, prediction, confidence
+    # Most confident first: right, right, wrong, wrong.
+    assert metrics.risk_coverage(*stored) == pytest.approx([0, 0, 100 / 3, 50])
+    assert metrics.aurc(*stored) == pytest.approx((100 / 3 + 50) / 4)
+    assert metrics.selective_accuracy(*stored, coverage=0.5) == 100
+    assert metrics.adaptive_ece(*stored, bins=2) == pytest.approx(100 * (0.3 + 1.3) / 4)
+    # 0.05 and 0.1 share no bin: upper edges are included.
+    assert metrics.ece20([0, 0], [0, 1], [0.05, 0.1]) == pytest.approx(100 * (0.95 + 0.1) / 2)
+    assert metrics.changed([[1, 2, 3], [1, 2, 4], [1, 0, 4]]) == pytest.approx(100 * (1 + 2 + 1) / 9)
+
+
+def test_scores_of_images_of_other_classes_by_counting_pairs() -> None:
+    rng = np.random.default_rng(0)
+    known, other = rng.integers(0, 9, 40) / 4, rng.integers(-3, 6, 30) / 4
+    pairs = [(k > o) + (k == o) / 2 for k in known for o in other]
+    assert metrics.auroc(known, other) == pytest.approx(100 * np.mean(pairs))
+    thresholds = [t for t in known if (known >= t).mean() >= 0.95]
+    assert metrics.fpr95(known, other) == pytest.approx(100 * (other >= max(thresholds)).mean())
+
+
+def test_the_interval_of_a_difference_of_accuracies_is_that_of_the_older_function() -> None:
+    rng = np.random.default_rng(0)
+    label = rng.integers(0, 3, 400)
+    ours, theirs = ({"label": label, "prediction": rng.integers(0, 3, 400)} for _ in range(2))
+    new = metrics.metric_difference("top1", ours, theirs, resamples=4000)
+    old = metrics.accuracy_difference(*(columns["prediction"] == label for columns in (ours, theirs)))
+    assert new.estimate == pytest.approx(old.estimate)
+    assert (new.low, new.high) == pytest.approx((old.low, old.high), abs=0.5)

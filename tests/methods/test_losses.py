@@ -14,6 +14,7 @@ from usetta.methods.losses import (
     dispersion,
     gradient,
     marginal_entropy,
+    orthogonality,
     pointwise_entropy,
     reverse_cross_entropy,
     takes_rewards,
@@ -176,3 +177,19 @@ def test_the_margin_scales_the_weights() -> None:
     logits = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     ratio = weighted_entropy(logits, margin=1.4) / weighted_entropy(logits)
     torch.testing.assert_close(ratio, torch.full_like(ratio, math.e))
+
+
+def test_orthogonality_is_the_published_reflection_of_the_rows_of_the_gram_matrix() -> None:
+    text = normalize(torch.randn(5, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64), dim=-1)
+    leaf = text.clone().requires_grad_()
+    distances = []
+    for i, row in enumerate(leaf @ leaf.T):
+        axis = torch.eye(5, dtype=text.dtype)[i]
+        v = row - row.norm() * axis
+        v = v / v.norm()
+        reflected = row - 2 * (v @ row) * v
+        distances.append((reflected - axis).norm())
+    expected = torch.stack(distances).mean()
+    torch.testing.assert_close(orthogonality(text), expected.detach())
+    torch.testing.assert_close(gradient(orthogonality, text), torch.autograd.grad(expected, leaf)[0])
+    assert float(orthogonality(torch.eye(4))) == 0

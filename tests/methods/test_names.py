@@ -189,7 +189,7 @@ def test_published_settings() -> None:
     assert ttl.options == {"rank": 16, "alpha": 32.0, "seed": 0, "margin": 0.4}
     assert sts.options == {"penalty": 0.0}
     assert [name for name in methods.names() if methods.get(name).needs_prompts] == [
-        "tpt", "tpt-rce", "c-tpt", "r-tpt", "rlcf", "rce", "use",
+        "tpt", "tpt-rce", "c-tpt", "o-tpt", "r-tpt", "rlcf", "rce", "use",
     ]  # fmt: skip
 
 

@@ -99,3 +99,15 @@ def test_selected_views_are_those_most_confident_before_tuning() -> None:
         selected = before.entropies[i].argsort()[:3].tolist()
         assert weights[i].nonzero()[:, 0].tolist() == sorted(selected)
         torch.testing.assert_close(answer[i], then[i, selected].softmax(dim=-1).mean(dim=0))
+
+
+def test_vte_classifies_the_mean_feature_of_the_most_confident_views() -> None:
+    generator = torch.Generator().manual_seed(0)
+    features = torch.nn.functional.normalize(torch.randn(2, 30, 8, generator=generator), dim=-1)
+    text = torch.nn.functional.normalize(torch.randn(4, 8, generator=generator), dim=-1)
+    probs = run(methods.get("vte"), features, text, 20.0).probs
+    for views, answer in zip(features, probs, strict=True):
+        p = (20 * views @ text.T).softmax(dim=-1)
+        chosen = (-(p * p.log()).sum(dim=-1)).argsort()[:3]
+        mean = torch.nn.functional.normalize(views[chosen].mean(dim=0), dim=0)
+        torch.testing.assert_close(answer, (20 * text @ mean).softmax(dim=-1))

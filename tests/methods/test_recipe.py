@@ -153,7 +153,7 @@ def test_bad_input_is_named() -> None:
         ({"label": "truth"}, "label must be one of se, mean"),
         (
             {"readout": "choir"},
-            "unknown readout 'choir'; known: weak, strong, average, uniform, se, selected, reliability",
+            "unknown readout 'choir'; known: weak, strong, average, uniform, se, selected, feature, reliability",
         ),
         ({"se_stats": "both"}, "se_stats must be one of pre, post"),
     ],

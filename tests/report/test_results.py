@@ -97,7 +97,7 @@ def test_all_metrics_of_a_dataset(tmp_path: Path) -> None:
         store.note("invocation", "3", {"peak_memory": None})
         table = metrics_table(store, "pets")
     assert [column.name for column in table.columns] == list(METRICS)
-    assert [column.heading for column in table.columns][:4] == ["top-1, %", "top-5, %", "ECE, %", "NLL, nats"]
+    assert [column.heading for column in table.columns][:4] == ["top-1, %", "top-5, %", "ECE, %", "ECE-20, %"]
     assert table.title == "Pets: all metrics (ViT-B-16, 4 of 3,669 images)"
     use = next(row for row in table.rows if row.name == "use")
     assert (use.cells["top1"].value, use.cells["top1"].std) == (62.5, 12.5)

@@ -146,7 +146,7 @@ def test_links_lead_somewhere_and_ids_are_unique(usual: tuple[Page, str]) -> Non
 def test_every_image_has_words_or_stands_beside_them(usual: tuple[Page, str]) -> None:
     page, _ = usual
     figures = [image for image in page.all("img") if "width" in image]
-    assert len(figures) == 4
+    assert len(figures) == 6
     assert all(image["alt"] for image in figures)
     assert all("alt" in image for image in page.all("img"))
 

@@ -113,6 +113,7 @@ def test_an_empty_file_is_no_image(strict: Running) -> None:
         ({"image": None}, "invalid_request", "valid string", "image"),
         ({"method": "ues"}, "invalid_method", "unknown method 'ues'; did you mean 'use'?", "method"),
         ({"method": "use:step=2"}, "invalid_method", "no setting 'step'; did you mean 'steps'?", "method"),
+        ({"method": "tda"}, "invalid_method", "'tda' remembers earlier images, and a server would mix", "method"),
         ({"method": "use:steps=5"}, "invalid_method", "5 steps are more than the limit of 4", "method"),
         ({"method": "tpt:lr=1e38"}, "invalid_method", "lr=1e+38 is more than this server allows, 10", "method"),
         ({"method": "ttl:rank=1001"}, "invalid_method", "rank=1001 is more than this server allows, 1000", "method"),

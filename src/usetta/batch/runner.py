@@ -58,6 +58,11 @@ class BatchSettings:
 
     def classifier(self, model: Model, reward_model: Model | None = None) -> Classifier:
         """A classifier with these settings."""
+        if self.recipe.remembers:
+            raise ValueError(
+                f"method '{self.recipe.name}' remembers earlier images, but these are classified in any order by any "
+                "worker; leave out --out, or use Classifier.stream"
+            )
         return Classifier(
             self.classes,
             model,
@@ -80,11 +85,10 @@ class BatchSettings:
         context = None
         if self.context is not None:
             context = hashlib.sha256(self.context.detach().cpu().double().numpy().tobytes()).hexdigest()
-        recipe = {name: value for name, value in asdict(self.recipe).items() if name != "description"}
         facts = {
             "model": {"name": model.name, "fingerprint": model.fingerprint, "logit_scale": model.logit_scale},
             "precision": getattr(model, "precision", "fp32"),
-            "method": recipe,
+            "method": self.recipe.record(),
             "templates": list(self.templates),
             "context": context,
             "views": self.views,

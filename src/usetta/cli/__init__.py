@@ -1,6 +1,7 @@
 """The command line: one plain typed function per command."""
 
 from usetta.cli import (  # noqa: F401  (they register their commands)
+    attack,
     bench,
     classify,
     data,

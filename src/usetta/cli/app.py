@@ -201,11 +201,11 @@ def split(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def read_seeds(text: str) -> tuple[int, ...]:
+def read_seeds(text: str, option: str = "--seeds") -> tuple[int, ...]:
     """Seeds that are written with commas."""
     parts = split(text)
     if not parts or not all(part.isdecimal() for part in parts):
-        raise ValueError(f"--seeds must be whole numbers separated by commas, such as 0,1,2, not {text!r}")
+        raise ValueError(f"{option} must be whole numbers separated by commas, such as 0,1,2, not {text!r}")
     return tuple(dict.fromkeys(map(int, parts)))
 
 

@@ -65,6 +65,14 @@ def evaluate(
     device: Device = "auto",
     compiled: Compiled = False,
     seeds: Annotated[str, typer.Option(help="Seeds of the random views, separated by commas.")] = "0",
+    order: Annotated[
+        str,
+        typer.Option(help="Order of the images for methods with a memory: shuffled, class-blocks:10 or dirichlet:0.1."),
+    ] = "shuffled",
+    order_seeds: Annotated[str, typer.Option(help="Seeds of that order, separated by commas.")] = "0",
+    ood: Annotated[
+        str, typer.Option(help="Datasets of other classes, to measure how well methods notice: 'dtd'. Default: none.")
+    ] = "",
     template: Templates = None,
     context: ContextFile = None,
     reward_model: RewardModel = None,
@@ -108,6 +116,7 @@ def evaluate(
     from usetta.data.protocols import apply_protocol
     from usetta.episode import check_without_model
     from usetta.evaluate.merge import shard_folder
+    from usetta.evaluate.orders import StreamOrder
     from usetta.evaluate.runner import EvalSettings
     from usetta.evaluate.runner import evaluate as run
     from usetta.evaluate.store import Store
@@ -117,7 +126,9 @@ def evaluate(
 
     with clear_errors():
         sets = [apply_protocol(dataset, protocol) for dataset in load_datasets(split(datasets), data)]
-        numbers = read_seeds(seeds)
+        numbers, orders = read_seeds(seeds), read_seeds(order_seeds, "--order-seeds")
+        others = load_datasets(split(ood), data) if split(ood) else []
+        StreamOrder.parse(order)  # before a model is loaded
         where = read_engine(engine, address, workers, cpus_per_worker, gpus_per_worker)
         shard = read_shard(rank, world_size, where)
         computing = {"precision": precision, "device": device, "compiled": compiled}
@@ -128,7 +139,9 @@ def evaluate(
         if not names:
             raise ValueError("no methods given")
         for name in names:
-            check_without_model(known_methods.get(name), most_views(settings.views), templates)
+            recipes = {known_methods.get(name, family=known.family, dataset=known.name) for known in sets}
+            for recipe in recipes:
+                check_without_model(recipe, most_views(settings.views), templates)
         gpus = where.gpus if where else 0
         loaded = for_driver(load, gpus)()
         loaded_reward = for_driver(load_reward, gpus)() if load_reward else None
@@ -143,6 +156,9 @@ def evaluate(
                     out,
                     settings,
                     seeds=numbers,
+                    order=order,
+                    order_seeds=orders,
+                    ood=others,
                     limit=limit,
                     reward_model=loaded_reward,
                     cache=cache,

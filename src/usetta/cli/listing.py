@@ -27,9 +27,14 @@ def ls_methods(as_json: AsJson = False, quiet: Quiet = False) -> None:
     from usetta import methods
     from usetta.methods.recipe import READOUTS
 
-    rows = [{"name": name, "description": methods.get(name).description} for name in methods.names()]
-    print_rows(rows, as_json)
+    def described(names: list[str]) -> list[dict[str, str]]:
+        return [{"name": name, "description": methods.get(name).description} for name in names]
+
+    streams = described(methods.stream_names())
+    print_rows(described(methods.names()) + (streams if as_json else []), as_json)
     if not as_json:
+        note("for streams, which learn from earlier images:")
+        print_rows(streams, as_json)
         note("with another readout, such as tpt+se; readouts:")
         note(f"  {', '.join(READOUTS)}")
         note("with other settings, such as use:steps=4:gamma=0.2")

@@ -26,24 +26,39 @@ def table(
     run: Run,
     shape: Format = "terminal",
     metric: Annotated[
-        str | None, typer.Option(help="top1 (the default), top5, ece, nll, brier, skip_ratio or seconds_per_image.")
+        str | None,
+        typer.Option(
+            help="top1 (the default), top5, ece, ece20, aece, aurc, nll, brier, skip_ratio, seconds_per_image."
+        ),
     ] = None,
     dataset: Annotated[str | None, typer.Option("--dataset", "-d", help="Show all metrics on this dataset.")] = None,
+    metrics: Annotated[
+        bool,
+        typer.Option(
+            "--metrics", help="Show calibration, selective accuracy, out-of-distribution detection and stability."
+        ),
+    ] = False,
     baseline: Annotated[
-        str | None, typer.Option(help="Show differences in accuracy from this method, with confidence intervals.")
+        str | None,
+        typer.Option(help="Show differences from this method, with confidence intervals: in accuracy, or --metrics."),
     ] = None,
     no_paper: Annotated[bool, typer.Option("--no-paper", help="Leave out the paper's numbers.")] = False,
 ) -> None:
     """Show the results of a run as a table."""
     from usetta.evaluate.store import Store
     from usetta.report.results import accuracy_table, differences_table, metrics_table
+    from usetta.report.trust import trust_table
 
     with clear_errors():
         check_format(shape)
         if sum(option is not None for option in (metric, dataset, baseline)) > 1:
             raise ValueError("choose one of --metric, --dataset and --baseline")
         with Store(run, create=False) as store:
-            if dataset is not None:
+            if metrics:
+                if metric is not None or dataset is not None:
+                    raise ValueError("--metrics shows all metrics on all datasets: leave out --metric and --dataset")
+                shown = trust_table(store, baseline)
+            elif dataset is not None:
                 shown = metrics_table(store, dataset)
             elif baseline is not None:
                 shown = differences_table(store, baseline)

@@ -1,11 +1,12 @@
 """How good are the answers? Metrics on plain NumPy arrays, from a few numbers per image.
 
 No metric needs the probabilities of all classes. These columns, one value per image, are enough (`columns` makes the
-first six from probabilities):
+first seven from probabilities; without a true class, its label is −1):
 
     label             the true class                            prediction        the answered class
     confidence        the answered class's probability          true_probability  the true class's probability
     rank              classes ranked before the true one        sum_of_squares    Σ_c p_c², for the Brier score
+    entropy           of the probabilities, in nats             energy            logsumexp of the logits behind them
     skipped           whether tuning was left out               seconds           time the image took
 
 A column is (..., n): n images, behind any leading axes such as one per seed; a metric takes the last axis away.
@@ -50,7 +51,7 @@ def columns(probs: ArrayLike, labels: ArrayLike) -> dict[str, NDArray[Any]]:
     p, label = np.asarray(probs, dtype=np.float64), np.asarray(labels)
     prediction = p.argmax(axis=-1)
     label = np.broadcast_to(label, prediction.shape)
-    true = np.take_along_axis(p, label[..., None], axis=-1)
+    true = np.take_along_axis(p, label[..., None], axis=-1) * (label[..., None] >= 0)
     # Among equals the class that is listed first comes first, as in argmax: rank 0 means that the answer is right.
     before = (p > true) | ((p == true) & (np.arange(p.shape[-1]) < label[..., None]))
     return {
@@ -60,6 +61,7 @@ def columns(probs: ArrayLike, labels: ArrayLike) -> dict[str, NDArray[Any]]:
         "true_probability": true[..., 0],
         "rank": before.sum(axis=-1),
         "sum_of_squares": (p**2).sum(axis=-1),
+        "entropy": -(p * np.log(np.maximum(p, _SMALLEST))).sum(axis=-1),
     }
 
 
@@ -91,6 +93,78 @@ def confidence_bins(confidence: Floats, bins: int) -> NDArray[np.int64]:
     return np.minimum((confidence * bins).astype(np.int64), bins - 1)
 
 
+def ece20(label: ArrayLike, prediction: ArrayLike, confidence: ArrayLike) -> Floats:
+    """The same over 20 bins that include their upper edge, as O-TPT and others compute it."""
+    probs = _probability(confidence, "confidence")
+    gap = np.equal(label, prediction) - probs
+    bin_of = np.maximum(np.ceil(probs * 20).astype(np.int64) - 1, 0)
+    gaps = [np.abs(_mean(np.where(bin_of == b, gap, 0.0))) for b in range(20)]
+    return 100 * np.asarray(np.sum(gaps, axis=0))
+
+
+def adaptive_ece(label: ArrayLike, prediction: ArrayLike, confidence: ArrayLike, bins: int = 15) -> Floats:
+    """Calibration error in percent over bins of equally many images."""
+    probs = _probability(confidence, "confidence")
+    gap = np.take_along_axis(np.equal(label, prediction) - probs, np.argsort(probs, axis=-1, kind="stable"), axis=-1)
+    parts = np.array_split(gap, bins, axis=-1)
+    n = gap.shape[-1]
+    gaps = [np.abs(part.sum(axis=-1)) / n for part in parts] if n else [np.full(gap.shape[:-1], np.nan)]
+    return 100 * np.asarray(np.sum(gaps, axis=0))
+
+
+def risk_coverage(label: ArrayLike, prediction: ArrayLike, confidence: ArrayLike) -> Floats:
+    """Percent of wrong answers (..., n) among the 1, 2, … n most confident; of equally confident ones the first."""
+    probs = _probability(confidence, "confidence")
+    wrong = np.not_equal(label, prediction)
+    ranked = np.take_along_axis(wrong, np.argsort(-probs, axis=-1, kind="stable"), axis=-1)
+    risk: Floats = 100 * np.cumsum(ranked, axis=-1) / np.arange(1, ranked.shape[-1] + 1)
+    return risk
+
+
+def aurc(label: ArrayLike, prediction: ArrayLike, confidence: ArrayLike) -> Floats:
+    """Area under the risk–coverage curve in percent: the mean risk over all coverages."""
+    return _mean(risk_coverage(label, prediction, confidence))
+
+
+def selective_accuracy(label: ArrayLike, prediction: ArrayLike, confidence: ArrayLike, coverage: float = 0.8) -> Floats:
+    """Accuracy in percent of the most confident 80 % of the answers."""
+    risk = risk_coverage(label, prediction, confidence)
+    n = risk.shape[-1]
+    return 100 - risk[..., math.ceil(coverage * n) - 1] if n else np.full(risk.shape[:-1], np.nan)
+
+
+def auroc(known: ArrayLike, other: ArrayLike) -> float:
+    """Percent of pairs in which an image of the classes has the higher score, ties counting half."""
+    inside, outside = np.sort(np.asarray(known, dtype=np.float64)), np.asarray(other, dtype=np.float64)
+    if not len(inside) or not len(outside):
+        return math.nan
+    below = np.searchsorted(inside, outside, side="left")
+    ties = np.searchsorted(inside, outside, side="right") - below
+    return float(100 * (1 - (below + ties / 2).mean() / len(inside)))
+
+
+def fpr95(known: ArrayLike, other: ArrayLike) -> float:
+    """Percent of images of other classes that pass a threshold which 95 % of the images of the classes pass."""
+    inside, outside = np.sort(np.asarray(known, dtype=np.float64)), np.asarray(other, dtype=np.float64)
+    if not len(inside) or not len(outside):
+        return math.nan
+    threshold = inside[len(inside) - math.ceil(0.95 * len(inside))]
+    return float(100 * (outside >= threshold).mean())
+
+
+OOD_SCORES: dict[str, tuple[str, int]] = {"msp": ("confidence", 1), "entropy": ("entropy", -1), "energy": ("energy", 1)}
+"""Scores that are high for images of the classes: a column and its sign."""
+
+
+def changed(predictions: ArrayLike) -> float:
+    """Percent of answers that differ between two runs, the mean over all pairs of runs (runs, n)."""
+    answers = np.asarray(predictions)
+    pairs = [(a, b) for a in range(len(answers)) for b in range(a)]
+    if not pairs or not answers.shape[-1]:
+        return math.nan
+    return float(100 * np.mean([(answers[a] != answers[b]).mean() for a, b in pairs]))
+
+
 def nll(true_probability: ArrayLike) -> Floats:
     """Negative log-likelihood of the true class, in nats."""
     return _mean(-np.log(np.clip(_probability(true_probability, "true_probability"), _SMALLEST, 1.0)))
@@ -116,6 +190,10 @@ METRICS: dict[str, tuple[Callable[..., Floats], tuple[str, ...]]] = {
     "top1": (top1, ("label", "prediction")),
     "top5": (top5, ("rank",)),
     "ece": (ece, ("label", "prediction", "confidence")),
+    "ece20": (ece20, ("label", "prediction", "confidence")),
+    "aece": (adaptive_ece, ("label", "prediction", "confidence")),
+    "aurc": (aurc, ("label", "prediction", "confidence")),
+    "acc80": (selective_accuracy, ("label", "prediction", "confidence")),
     "nll": (nll, ("true_probability",)),
     "brier": (brier, ("true_probability", "sum_of_squares")),
     "skip_ratio": (skip_ratio, ("skipped",)),
@@ -196,6 +274,64 @@ def accuracy_difference(
     drawn = np.random.default_rng(seed).multinomial(n, counts / n, size=resamples)
     low, high = np.quantile(drawn @ values / n, [(1 - level) / 2, (1 + level) / 2])
     return Interval(100 * float(difference.mean()), 100 * float(low), 100 * float(high))
+
+
+def metric_difference(
+    name: str,
+    ours: Mapping[str, ArrayLike],
+    theirs: Mapping[str, ArrayLike],
+    *,
+    level: float = 0.95,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> Interval:
+    """By how much a metric of one method differs from that of another on the same images, with a bootstrap interval.
+
+    Columns are (runs, n), of equally many runs. Images are resampled, the same ones for both methods.
+    """
+    metric, needed = METRICS[name]
+    both = [[np.atleast_2d(np.asarray(columns[column])) for column in needed] for columns in (ours, theirs)]
+    n = both[0][0].shape[-1]
+    if any(column.shape[-1] != n for columns in both for column in columns):
+        raise ValueError("both methods must have answered the same images")
+    if not n:
+        return Interval(math.nan, math.nan, math.nan)
+
+    def difference(images: NDArray[np.int64]) -> Floats:
+        mine, other = (metric(*(column[:, images] for column in columns)).mean(axis=0) for columns in both)
+        return np.asarray(mine - other)
+
+    rng = np.random.default_rng(seed)
+    at_once = max(1, 2**21 // (n * len(both[0][0])))  # arrays of a few tens of megabytes
+    drawn = [
+        difference(rng.integers(n, size=(min(at_once, resamples - first), n))) for first in range(0, resamples, at_once)
+    ]
+    low, high = np.quantile(np.concatenate(drawn), [(1 - level) / 2, (1 + level) / 2])
+    return Interval(float(difference(np.arange(n)[None])[0]), float(low), float(high))
+
+
+def ood_difference(
+    score: Callable[[ArrayLike, ArrayLike], float],
+    ours: tuple[ArrayLike, ArrayLike],
+    theirs: tuple[ArrayLike, ArrayLike],
+    *,
+    level: float = 0.95,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> Interval:
+    """The same for `auroc` or `fpr95` of two methods, each by scores of images of the classes and of others."""
+    pairs = [tuple(np.asarray(part, dtype=np.float64) for part in method) for method in (ours, theirs)]
+    sizes = [len(part) for part in pairs[0]]
+    if [len(part) for part in pairs[1]] != sizes:
+        raise ValueError("both methods must have answered the same images")
+    rng = np.random.default_rng(seed)
+    drawn = []
+    for _ in range(resamples):
+        chosen = [rng.integers(size, size=size) for size in sizes]
+        mine, other = (score(*(part[images] for part, images in zip(pair, chosen, strict=True))) for pair in pairs)
+        drawn.append(mine - other)
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(score(*pairs[0]) - score(*pairs[1]), float(low), float(high))
 
 
 def mcnemar(right: ArrayLike, other: ArrayLike) -> float:

@@ -18,12 +18,12 @@ class RunningAccuracy:
         self._methods = methods
         """By dataset, in the order in which they are shown."""
         self._store = store
-        self._place: tuple[str, int] | None = None
+        self._place: tuple[str, int, int] | None = None
         self._counts: dict[str, tuple[int, int]] = {}
 
     def add(self, item: WorkItem, outcome: Outcome) -> None:
         """Count the rows of an outcome that is not in the store yet."""
-        place = item.dataset, item.seed
+        place = item.dataset, item.seed, item.order_seed
         if place != self._place:
             self._place = place
             stored = self._store.right(*place)

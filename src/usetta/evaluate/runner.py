@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,9 @@ from usetta.coop import load_context, template_of
 from usetta.data import DataError, Dataset
 from usetta.distributed import Engine, Failed, LocalEngine, Shard, VerifiedLoader
 from usetta.evaluate.merge import shard_folder
+from usetta.evaluate.orders import SHUFFLED, StreamOrder
 from usetta.evaluate.run_log import RunLog, RunningAccuracy
-from usetta.evaluate.store import FILE, FailedImage, Store
+from usetta.evaluate.store import FILE, NO_LABEL, FailedImage, Store
 from usetta.evaluate.worker import DatasetJob, EvalWorker, Outcome, WorkImage, WorkItem
 from usetta.evaluate.writing import ResultWriter, forget_changed, only_writer
 from usetta.feature_cache import FeatureCache
@@ -79,6 +80,9 @@ def evaluate(
     settings: EvalSettings | None = None,
     *,
     seeds: Sequence[int] = (0,),
+    order: str = SHUFFLED,
+    order_seeds: Sequence[int] = (0,),
+    ood: Iterable[Dataset] = (),
     limit: int | None = None,
     reward_model: Model | None = None,
     cache: Path | None = None,
@@ -93,6 +97,10 @@ def evaluate(
 ) -> EvalSummary:
     """Compute what is missing in the run directory `out`: every method on every image under every seed.
 
+    Methods with a memory see each dataset as a stream, once in each order: `order` (see `evaluate.orders`) with each of
+    `order_seeds`. A stream that was interrupted starts again, from features in the cache; without `cache` the run keeps
+    one. `ood`: datasets whose images are classified among the classes of each of the others, none of which is right.
+
     `limit`: at most so many images of each dataset, evenly spread over its list. `reward_model`: for methods that learn
     from rewards, otherwise the model itself. `cache`: a folder for features of views. `batch_size` images go through a
     method together, by default one on a CPU and eight elsewhere; `threads` make views. `engine`: where the work is
@@ -102,6 +110,9 @@ def evaluate(
     """
     settings = settings or EvalSettings()
     shard = shard or Shard()
+    kind = StreamOrder.parse(order)
+    if not order_seeds:
+        raise ValueError("no order seeds given")
     if not methods or not seeds:
         raise ValueError(f"no {'seeds' if methods else 'methods'} given")
     if threads < 1 or any(number is not None and number < 1 for number in (batch_size, limit)):
@@ -109,8 +120,19 @@ def evaluate(
     started = time.perf_counter()
     context = load_context(settings.context, model) if settings.context else None
     jobs = {dataset.name: _job(dataset, methods, model, settings, context) for dataset in _by_name(datasets)}
+    jobs |= _ood_jobs(jobs.values(), ood)
     for job in jobs.values():
         job.check(model, reward_model)
+    streams = [
+        (job, seed, order_seed, _stream_places(job, limit, kind, order_seed))
+        for job in jobs.values()
+        if any(recipe.remembers for recipe in job.recipes.values())
+        for seed in dict.fromkeys(seeds)
+        for order_seed in dict.fromkeys(order_seeds)
+    ]
+    if streams and cache is None and engine is None:
+        cache = shard_folder(out, shard) / "features"
+        log(f"features are kept in {cache}, so that every order and a run that is continued can use them")
     with ExitStack() as stack:
         features = None
         if cache and engine is None:  # before the store, so that a cache that cannot be used leaves no run behind
@@ -120,7 +142,7 @@ def evaluate(
         if not shard.is_whole and (out / FILE).is_file():  # what has been merged already is not computed again
             stores.append(stack.enter_context(Store(out, create=False)))
         store = stores[0]
-        store.fix_all(_facts(jobs.values(), model, settings, reward_model))
+        store.fix_all([*_facts(jobs.values(), model, settings, reward_model), *_stream_facts(streams, kind)])
         for name, job in jobs.items():
             store.note("classes", name, job.dataset.classes)
             store.note("root", name, str(job.dataset.root))
@@ -130,6 +152,7 @@ def evaluate(
         # Where images are answered by themselves, each is an item, so that it is saved as soon as it is known.
         alone = engine is None and Pipeline(model).images_at_once == 1
         plan = _plan(jobs.values(), seeds, limit, batch_size or (1 if alone else _ITEM_IMAGES), shard, stores)
+        plan += _stream_plan(shard.take(streams), stores)
         make_worker: Callable[[], EvalWorker]
         if engine is None:
             pipeline = Pipeline(model, reward_model=reward_model, cache=features, threads=threads)
@@ -139,9 +162,9 @@ def evaluate(
                 jobs, model, reward_model, load, load_reward_model, cache, settings, batch_size, threads
             )
         run_log, accuracy = RunLog(store), RunningAccuracy(store, {name: (*job.recipes,) for name, job in jobs.items()})
-        left: Counter[tuple[str, int]] = Counter()
+        left: Counter[tuple[str, int, int]] = Counter()
         for item in plan:
-            left[item.dataset, item.seed] += len(item.images)
+            left[item.dataset, item.seed, item.order_seed] += len(item.images)
         writer = stack.enter_context(closing(ResultWriter(store, jobs, run_log, accuracy)))
         tick = stack.enter_context(bar(sum(left.values()), "Evaluating", progress, speed=True))
         results = stack.enter_context(closing(engine.run(make_worker, plan)))
@@ -150,9 +173,12 @@ def evaluate(
             writer.add(item, outcome)
             for image in outcome.failed:
                 log(f"{image.dataset}: {image.image}: {image.reason}")
-            left[item.dataset, item.seed] -= len(item.images)
-            if not left[item.dataset, item.seed]:
-                log(f"{item.dataset}, seed {item.seed}: {accuracy.text()}")
+            place = item.dataset, item.seed, item.order_seed
+            left[place] -= len(item.images)
+            if not left[place]:
+                order_text = f", order {item.order_seed}" if item.is_stream else ""
+                found = "done" if jobs[item.dataset].ood_of else accuracy.text()
+                log(f"{item.dataset}, seed {item.seed}{order_text}: {found}")
             tick(len(item.images), accuracy.text(_SHOWN))
         writer.close()
         failed = sum(image.dataset in jobs for image in store.failed_images())
@@ -175,7 +201,7 @@ def _job(
     dataset: Dataset, methods: Sequence[str], model: Model, settings: EvalSettings, context: Tensor | None
 ) -> DatasetJob:
     augmix = dataset.augmix if settings.augmix is None else settings.augmix
-    recipes = [known_methods.get(method, family=dataset.family) for method in methods]
+    recipes = [known_methods.get(method, family=dataset.family, dataset=dataset.name) for method in methods]
     return DatasetJob(
         dataset,
         {recipe.name: recipe for recipe in recipes},
@@ -184,6 +210,20 @@ def _job(
         context,
         adaptive=accepted_changes(settings.views),
     )
+
+
+def _ood_jobs(jobs: Iterable[DatasetJob], ood: Iterable[Dataset]) -> dict[str, DatasetJob]:
+    """Images of other datasets, to be classified as if they were of these."""
+    others = list(ood)
+    made = {}
+    for job in list(jobs):
+        for other in others:
+            if other.fingerprint == job.dataset.fingerprint:
+                raise DataError(f"{other.name} cannot be out of distribution for itself")
+            name, title = f"{job.dataset.name} ood {other.name}", f"{other.title}, not {job.dataset.title}"
+            dataset = replace(job.dataset, name=name, title=title, ids=other.ids, labels=None, root=other.root)
+            made[name] = replace(job, dataset=dataset, ood_of=job.dataset.name)
+    return made
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,10 +298,12 @@ def _facts(
             "images": len(dataset),
             "classes": len(dataset.classes),
         }
+        if job.ood_of:
+            facts["ood_of"] = job.ood_of
         yield "dataset", dataset.name, facts
         for recipe in job.recipes.values():
-            described = {name: value for name, value in asdict(recipe).items() if name != "description"}
-            yield "recipe", f"{recipe.name} on {dataset.family}", described
+            place = dataset.name if recipe.name.endswith("values=published") else dataset.family
+            yield "recipe", f"{recipe.name} on {place}", recipe.record()
 
 
 def _identity(model: Model) -> dict[str, Any]:
@@ -305,7 +347,7 @@ def _plan(
     ]
     done: dict[tuple[str, int, str], set[str]] = {}
     for job, seed, _ in places:
-        for method in job.recipes:
+        for method in _episodic(job):
             key = job.dataset.name, seed, method
             if key not in done:
                 done[key] = set().union(*(store.done(*key) for store in stores))
@@ -318,12 +360,56 @@ def _work_item(
 ) -> WorkItem:
     """The images of these numbers that lack an answer of a method."""
     dataset = job.dataset
-    assert dataset.labels is not None
     images = (
-        WorkImage(name, label, tuple(m for m in job.recipes if name not in done[dataset.name, seed, m]))
-        for name, label in ((dataset.ids[i], dataset.labels[i]) for i in numbers)
+        WorkImage(name, label, tuple(m for m in _episodic(job) if name not in done[dataset.name, seed, m]))
+        for name, label in ((dataset.ids[i], _label(dataset, i)) for i in numbers)
     )
     return WorkItem(dataset.name, seed, tuple(image for image in images if image.methods))
+
+
+def _episodic(job: DatasetJob) -> list[str]:
+    """The methods that answer every image by itself."""
+    return [name for name, recipe in job.recipes.items() if not recipe.remembers]
+
+
+def _label(dataset: Dataset, number: int) -> int:
+    return NO_LABEL if dataset.labels is None else dataset.labels[number]
+
+
+_StreamPlace = tuple[DatasetJob, int, int, list[int]]
+"""Dataset, seed of the views, seed of the order, and the numbers of the images in that order."""
+
+
+def _stream_places(job: DatasetJob, limit: int | None, kind: StreamOrder, order_seed: int) -> list[int]:
+    numbers = _spread(len(job.dataset), limit)
+    ids, labels = [job.dataset.ids[i] for i in numbers], [_label(job.dataset, i) for i in numbers]
+    return [numbers[place] for place in kind.places(ids, labels, order_seed)]
+
+
+def _stream_facts(streams: Iterable[_StreamPlace], kind: StreamOrder) -> Iterator[tuple[str, str, Any]]:
+    """An answer in a stream depends on all images before it, so a run has one stream by each name."""
+    for job, _, order_seed, numbers in streams:
+        digest = hashlib.blake2b("\n".join(job.dataset.ids[i] for i in numbers).encode("utf-8", "surrogateescape"))
+        facts = {"order": str(kind), "images": len(numbers), "digest": digest.hexdigest()[:32]}
+        yield "stream", f"{job.dataset.name}, order {order_seed}", facts
+
+
+def _stream_plan(streams: Iterable[_StreamPlace], stores: Sequence[Store]) -> list[WorkItem]:
+    """Streams in which a method lacks an answer. They are computed from their start, and end with the same rows."""
+    items = []
+    for job, seed, order_seed, numbers in streams:
+        dataset = job.dataset
+        ids = {dataset.ids[i] for i in numbers}
+        lacking = tuple(
+            name
+            for name, recipe in job.recipes.items()
+            if recipe.remembers
+            and not ids <= set().union(*(store.done(dataset.name, seed, name, order_seed) for store in stores))
+        )
+        if lacking:
+            images = tuple(WorkImage(dataset.ids[i], _label(dataset, i), lacking) for i in numbers)
+            items.append(WorkItem(dataset.name, seed, images, order_seed))
+    return items
 
 
 def _spread(n: int, chosen: int | None) -> Sequence[int]:

@@ -1,8 +1,8 @@
 """What a run has found out so far: one SQLite database in the run's directory.
 
-A row per (dataset, image, seed, method). Rows of a batch are written in one transaction, so a process that is killed
-at any instant leaves whole batches behind, and the same command computes the rest. What the rows depend on (model,
-views, datasets, recipes) is written down with them; a run directory never mixes two of a kind.
+A row per (dataset, image, seed, method, order of the stream). Rows of a batch are written in one transaction, so a
+process that is killed at any instant leaves whole batches behind, and the same command computes the rest. What the rows
+depend on (model, views, datasets, recipes) is written down with them; a run directory never mixes two of a kind.
 """
 
 import json
@@ -17,7 +17,12 @@ from usetta.files import connect
 
 FILE = "results.sqlite"
 REPAIR = "`usetta repair RUN` keeps what is intact, and the same `usetta eval` computes the rest"
-_VERSION = 2
+_VERSION = 3
+
+NO_ORDER = -1
+"""In place of the seed of an order."""
+NO_LABEL = -1
+"""In place of the class of an image that is of none: out of distribution."""
 
 
 class StoreError(ValueError):
@@ -55,6 +60,14 @@ class ResultRow:
     """Views that the method looked at."""
     seconds: float
     """Time the image took: the views that the method looks at, shared with other methods, and the method itself."""
+    order_seed: int = NO_ORDER
+    """Seed of the order of the stream; `NO_ORDER` for methods that answer every image by itself."""
+    position: int | None = None
+    """Place of the image in the stream."""
+    entropy: float | None = None
+    """Of the probabilities, in nats; None in runs of older versions."""
+    energy: float | None = None
+    """Logsumexp of the logits behind the answer; None where there are none."""
 
 
 class ViewRecord(NamedTuple):
@@ -93,7 +106,7 @@ class FileContent(NamedTuple):
 
 
 _KINDS = {int: "INTEGER", float: "REAL", str: "TEXT", bool: "INTEGER"}
-_KEY = ("dataset", "seed", "method", "image")  # in the order in which rows are asked for
+_KEY = ("dataset", "seed", "method", "order_seed", "image")  # in the order in which rows are asked for
 COLUMNS = tuple(field.name for field in fields(ResultRow))
 
 
@@ -124,10 +137,12 @@ class Store:
 
     def _prepare(self) -> None:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
-        if version not in (0, _VERSION):
+        if version not in (0, 2, _VERSION):
             raise StoreError(f"the results in {self.folder} were written by another version of usetta")
         columns = ", ".join(f"{field.name} {_kind(field.type)}" for field in fields(ResultRow))
         with self._db:
+            if version == 2:  # which had no streams
+                self._db.execute("ALTER TABLE results RENAME TO results_2")
             self._db.execute(
                 f"CREATE TABLE IF NOT EXISTS results ({columns}, PRIMARY KEY ({', '.join(_KEY)})) WITHOUT ROWID"
             )
@@ -140,6 +155,13 @@ class Store:
                 "CREATE TABLE IF NOT EXISTS contents "
                 "(dataset, image, size, mtime, digest, PRIMARY KEY (dataset, image))"
             )
+            if version == 2:
+                old = [column[1] for column in self._db.execute("PRAGMA table_info(results_2)")]
+                copied = ", ".join(old)
+                self._db.execute(
+                    f"INSERT INTO results ({copied}, order_seed) SELECT {copied}, {NO_ORDER} FROM results_2"  # noqa: S608
+                )
+                self._db.execute("DROP TABLE results_2")
             if version != _VERSION:  # a run that is only looked at is not written to
                 self._db.execute(f"PRAGMA user_version = {_VERSION}")
 
@@ -185,17 +207,18 @@ class Store:
         rows = self._db.execute("SELECT name, value FROM facts WHERE kind = ? ORDER BY rowid", (kind,))
         return {name: json.loads(value) for name, value in rows}
 
-    def done(self, dataset: str, seed: int, method: str) -> set[str]:
+    def done(self, dataset: str, seed: int, method: str, order_seed: int = NO_ORDER) -> set[str]:
         """Images that have a row."""
-        query = "SELECT image FROM results WHERE dataset = ? AND seed = ? AND method = ?"
-        return {image for (image,) in self._db.execute(query, (dataset, seed, method))}
+        query = "SELECT image FROM results WHERE dataset = ? AND seed = ? AND method = ? AND order_seed = ?"
+        return {image for (image,) in self._db.execute(query, (dataset, seed, method, order_seed))}
 
-    def right(self, dataset: str, seed: int) -> dict[str, tuple[int, int]]:
+    def right(self, dataset: str, seed: int, order_seed: int = NO_ORDER) -> dict[str, tuple[int, int]]:
         """Right answers and answers of each method."""
         query = (
-            "SELECT method, SUM(label = prediction), COUNT(*) FROM results WHERE dataset = ? AND seed = ? GROUP BY 1"
+            "SELECT method, SUM(label = prediction), COUNT(*) FROM results "
+            "WHERE dataset = ? AND seed = ? AND order_seed = ? GROUP BY 1"
         )
-        return {method: (right, n) for method, right, n in self._db.execute(query, (dataset, seed))}
+        return {method: (right, n) for method, right, n in self._db.execute(query, (dataset, seed, order_seed))}
 
     def failed_images(self) -> list[FailedImage]:
         """Images that could not be read when they were last tried."""
@@ -261,9 +284,17 @@ class Store:
         return {name: [row[i] for row in rows] for i, name in enumerate(names)}
 
     def groups(self) -> list[tuple[str, int, str, int]]:
-        """Dataset, seed and method that have rows, and how many."""
-        query = "SELECT dataset, seed, method, COUNT(*) FROM results GROUP BY dataset, seed, method"
-        return list(self._db.execute(query))
+        """Dataset, seed and method that have rows of labelled images, and of how many images."""
+        query = (
+            "SELECT dataset, seed, method, COUNT(DISTINCT image) FROM results "
+            "WHERE label != ? GROUP BY dataset, seed, method"
+        )
+        return list(self._db.execute(query, (NO_LABEL,)))
+
+    def orders(self, dataset: str, seed: int, method: str) -> list[int]:
+        """Seeds of the orders in which a method has seen a dataset; `NO_ORDER` for one without a memory."""
+        query = "SELECT DISTINCT order_seed FROM results WHERE dataset = ? AND seed = ? AND method = ?"
+        return sorted(order for (order,) in self._db.execute(query, (dataset, seed, method)))
 
     def kinds(self) -> list[str]:
         """The kinds of facts that were written down."""

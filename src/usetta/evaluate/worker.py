@@ -5,12 +5,13 @@ and labels of its own images, so nobody but the driver needs the list of a datas
 to a run as a whole, so it can stand in any process.
 """
 
+import math
 import time
 from collections import OrderedDict, deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple, Self
 
 from torch import Tensor
@@ -20,15 +21,18 @@ from usetta.classifier import TextHead
 from usetta.data import Dataset
 from usetta.episode import Episode
 from usetta.evaluate.metrics import columns
-from usetta.evaluate.store import FailedImage, ResultRow, ShownViews, ViewRecord
+from usetta.evaluate.store import NO_ORDER, FailedImage, ResultRow, ShownViews, ViewRecord
 from usetta.images import ImageError
 from usetta.methods.recipe import Recipe, Result
 from usetta.models import Model
 from usetta.pipeline import ImageRequest, Pipeline
+from usetta.stream_memory import StreamMemory
 from usetta.views import ViewRecipe
 
 _SHOWN = 3
 """Strong views of an image that are recorded for reports."""
+_STREAM_BATCH = 64
+"""Images that go through a memory together. Rounding depends on it, so it is the same wherever a stream runs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +48,8 @@ class DatasetJob:
     context: Tensor | None = None
     adaptive: float | None = None
     """If images get no more views than they need: answers in a hundred that this may change."""
+    ood_of: str = ""
+    """The dataset whose classes these are, if the images are of none of them."""
 
     @property
     def needs_reward(self) -> bool:
@@ -62,8 +68,7 @@ class DatasetJob:
 
     def without_images(self) -> Self:
         """As it travels: work items bring their images, of which a dataset must have one."""
-        assert self.dataset.labels is not None
-        ids, labels = self.dataset.ids[:1], self.dataset.labels[:1]
+        ids, labels = self.dataset.ids[:1], self.dataset.labels and self.dataset.labels[:1]
         return replace(self, dataset=replace(self.dataset, ids=ids, labels=labels, root=self.dataset.root.absolute()))
 
 
@@ -82,14 +87,22 @@ class WorkItem:
     dataset: str
     seed: int
     images: tuple[WorkImage, ...]
+    order_seed: int = NO_ORDER
+    """If it has one, the images are a whole stream in its order."""
 
     @property
-    def key(self) -> tuple[str, int, tuple[str, ...]]:
-        """No two items of a run have an image under the same seed in common."""
-        return self.dataset, self.seed, tuple(image.id for image in self.images)
+    def is_stream(self) -> bool:
+        return self.order_seed != NO_ORDER
+
+    @property
+    def key(self) -> tuple[str, int, int, tuple[str, ...]]:
+        """No two items of a run have an image under the same seeds in common."""
+        return self.dataset, self.seed, self.order_seed, tuple(image.id for image in self.images)
 
     def parts(self) -> list[Self]:
-        """Its images, one by one."""
+        """Its images, one by one; a stream is one."""
+        if self.is_stream:
+            return [self]
         return [replace(self, images=(image,)) for image in self.images]
 
 
@@ -126,7 +139,11 @@ class EvalWorker:
             for first in outcomes:
                 item = taken.popleft()
                 rest = islice(outcomes, len(item.images) - 1)
-                yield self._finish(item, [first, *rest])
+                yield (
+                    self._finish_stream(item, chain([first], rest))
+                    if item.is_stream
+                    else self._finish(item, [first, *rest])
+                )
 
     def _requests(self, item: WorkItem) -> Iterator[ImageRequest]:
         job = self._jobs[item.dataset]
@@ -157,6 +174,34 @@ class EvalWorker:
             self._heads[name] = job.head(self._pipeline.model, self._pipeline.reward_model)
         self._heads.move_to_end(name)
         return self._heads[name]
+
+    def _finish_stream(self, item: WorkItem, outcomes: Iterator[Episode | ImageError]) -> Outcome:
+        """The answers of methods with a memory, which starts empty, in the order of the images."""
+        job, outcome, length = self._jobs[item.dataset], Outcome(), len(item.images)
+        head, recipes = self._head(job), _recipes(job, item)
+        memories = {name: StreamMemory(recipe, head.model, head.classes) for name, recipe in recipes.items()}
+        shown: dict[str, ShownViews] = {}
+        for first in range(0, length, _STREAM_BATCH):
+            places = range(first, min(first + _STREAM_BATCH, length))
+            episodes: dict[int, Episode] = {}
+            for place, episode in zip(places, outcomes, strict=False):
+                if isinstance(episode, ImageError):
+                    outcome.failed.append(FailedImage(item.dataset, item.images[place].id, episode.reason))
+                else:
+                    episodes[place] = episode
+                    outcome.encoded += episode.encoded
+            for name, recipe in recipes.items():
+                started = time.perf_counter()
+                results = head.answer(recipe, list(episodes.values()), memories[name], length)
+                seconds = (time.perf_counter() - started) / max(1, len(episodes))
+                for (place, episode), result in zip(episodes.items(), results, strict=True):
+                    image = item.images[place]
+                    row = _row(item, image, name, recipe, result, episode, seconds)
+                    outcome.rows.append(replace(row, order_seed=item.order_seed, position=place))
+                    if image.id not in shown or len(result.entropies) > 1:
+                        shown[image.id] = _shown_views(item, image, result)
+        outcome.shown = list(shown.values())
+        return outcome
 
     def _finish(self, item: WorkItem, outcomes: Sequence[Episode | ImageError]) -> Outcome:
         job = self._jobs[item.dataset]
@@ -193,7 +238,7 @@ def _row(
     item: WorkItem, image: WorkImage, name: str, recipe: Recipe, result: Result, episode: Episode, seconds: float
 ) -> ResultRow:
     metrics = columns(result.probs.double().numpy(), image.label)
-    views = 1 if recipe.weak_only else len(episode)
+    views, energy = 1 if recipe.weak_only else len(episode), float(result.energy)
     return ResultRow(
         dataset=item.dataset,
         image=image.id,
@@ -202,10 +247,11 @@ def _row(
         **{column: value.item() for column, value in metrics.items()},
         delta=None if recipe.weak_only else float(result.delta),
         beta=1.0 if recipe.weak_only else float(result.beta),
-        before=int(result.before.argmax()) if recipe.tunes else None,
+        before=int(result.before.argmax()) if recipe.tunes or recipe.remembers else None,
         skipped=bool(result.skipped) if recipe.tunes else None,
         views=views,
         seconds=episode.seconds * views / len(episode) + seconds,  # a method pays for the views that it looks at
+        energy=None if math.isnan(energy) else energy,
     )
 
 

@@ -3,10 +3,14 @@
     use                      a named recipe
     tpt+se                   its tuning with another readout
     use:steps=4:gamma=0.2    with settings of your own
-    r-tpt:neighbours=10      also with those that its readout, loss, tuner or selection rule declares
+    r-tpt:neighbours=10      also with those that its readout, loss, tuner, selection rule or memory declares
+    tda+se                   a method for streams: TDA's memory behind another readout
+    tda:values=published     with the settings that were published for the dataset
 
 A method that tunes nothing is nothing but its readout, so `+` goes with `clip` there: `clip+vote` is `zero`, and
 `zero+se` is an error.
+
+`names` are the methods that answer every image by itself, `stream_names` those that remember earlier images.
 
 A recipe of your own joins by `register`, or from another package by an entry point of the group `usetta.methods` whose
 object is a `Recipe`. Its loss, readout, tuner or selection rule, if new, is registered first in `LOSSES`, `READOUTS`,
@@ -17,13 +21,14 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from usetta.methods.named import ALIASES, FAMILIES, RECIPES, Family
-from usetta.methods.recipe import LOSSES, READOUTS, SELECTIONS, TUNERS, Recipe
+from usetta.methods.named import ALIASES, FAMILIES, RECIPES, STREAM_RECIPES, Family, published_settings
+from usetta.methods.recipe import LOSSES, MEMORIES, READOUTS, SELECTIONS, TUNERS, Recipe
 from usetta.registry import Registry, suggest
 
 __all__ = [
     "FAMILIES",
     "LOSSES",
+    "MEMORIES",
     "METHODS",
     "READOUTS",
     "SELECTIONS",
@@ -33,6 +38,7 @@ __all__ = [
     "get",
     "names",
     "register",
+    "stream_names",
 ]
 
 
@@ -49,13 +55,18 @@ def check_recipe(name: str, recipe: Recipe) -> None:
 
 
 METHODS: Registry[Recipe] = Registry("method", group="usetta.methods", check=check_recipe)
-for _recipe in RECIPES:
+for _recipe in (*RECIPES, *STREAM_RECIPES):
     METHODS.register(_recipe.name, _recipe, *ALIASES.get(_recipe.name, ()))
 
 
 def names() -> list[str]:
-    """Names of the methods that have one of their own."""
-    return METHODS.names()
+    """Names of the methods that have one of their own, without those for streams."""
+    return [name for name, recipe in METHODS.items() if not recipe.remembers]
+
+
+def stream_names() -> list[str]:
+    """Names of the methods for streams, which remember earlier images."""
+    return [name for name, recipe in METHODS.items() if recipe.remembers]
 
 
 def register(recipe: Recipe) -> Recipe:
@@ -63,9 +74,10 @@ def register(recipe: Recipe) -> Recipe:
     return METHODS.register(recipe.name, recipe)
 
 
-def get(method: str | Recipe, *, family: str = "other", **settings: Any) -> Recipe:
+def get(method: str | Recipe, *, family: str = "other", dataset: str = "", **settings: Any) -> Recipe:
     """The recipe of that name, with `settings` in place of its own; a recipe is taken as it is.
 
+    `family` and `dataset` are those of the images: `values=published` are settings for one dataset.
     The result's name contains all settings that differ from the named recipe, so two rows of a table never share one.
     """
     if family not in FAMILIES:
@@ -78,7 +90,17 @@ def get(method: str | Recipe, *, family: str = "other", **settings: Any) -> Reci
     recipe = replace(recipe.with_settings(FAMILIES[family].settings.get(recipe.name, {})), name=recipe.name)
     if plus:
         recipe = _with_readout(recipe, readout)
-    return recipe.with_settings(recipe.parse(dict(map(_assignment, assignments))) | settings)
+    given = dict(map(_assignment, assignments))
+    if "values" in given:
+        recipe = _with_published(recipe, given.pop("values"), dataset)
+    return recipe.with_settings(recipe.parse(given) | settings)
+
+
+def _with_published(recipe: Recipe, values: str, dataset: str) -> Recipe:
+    if values != "published":
+        raise ValueError(f"values can be 'published', not {values!r}")
+    other = recipe.with_settings(published_settings(recipe.memory, dataset))
+    return replace(other, name=f"{recipe.name}:values=published")
 
 
 def _with_readout(recipe: Recipe, readout: str) -> Recipe:
@@ -86,7 +108,7 @@ def _with_readout(recipe: Recipe, readout: str) -> Recipe:
     other = replace(recipe.with_settings({"readout": readout}), name=recipe.name)
     if other == recipe:
         return recipe
-    if not recipe.tunes and recipe.name != "clip":
+    if not recipe.tunes and not recipe.remembers and recipe.name != "clip":
         raise ValueError(
             f"'{recipe.name}' tunes nothing, so it cannot be combined with another readout; use 'clip+{readout}'"
         )

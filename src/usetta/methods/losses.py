@@ -101,6 +101,15 @@ def dispersion(text: Tensor) -> Tensor:
     return distances.mean(dim=-1)
 
 
+def orthogonality(text: Tensor) -> Tensor:
+    """O-TPT's penalty (...) of text features (..., C, D): 0 where they are orthogonal.
+
+    The published code reflects each row of the Gram matrix onto its axis; what remains is its length minus 1.
+    """
+    lengths: Tensor = torch.linalg.vector_norm(text @ text.mT, dim=-1)
+    return lengths.mean(dim=-1) - 1
+
+
 def gradient(value: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
     """The gradient of the sum of `value(at)` with respect to `at`; the images of a batch do not mix in a sum."""
     with torch.enable_grad():

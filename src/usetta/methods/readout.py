@@ -10,7 +10,7 @@ and MTA's mode have files of their own.
 
 A readout is a function in `READOUTS`, and its name there is a name in the grammar of methods. `average` gives half to
 the weak view and half to the chosen strong ones; `selected` is the mean of the views, the weak one included, that were
-most confident before anything was tuned.
+most confident before anything was tuned, and `feature` classifies the mean of their features.
 """
 
 from collections.abc import Callable
@@ -111,6 +111,15 @@ def _selected(recipe: "Recipe", before: "ViewStats", after: "ViewStats", _featur
     return mean_of_views(after.logits.softmax(dim=-1), weights), weights
 
 
+def _mean_feature(recipe: "Recipe", before: "ViewStats", after: "ViewStats", features: Tensor) -> tuple[Tensor, Tensor]:
+    k = keep_count(before.entropies.shape[1], recipe.rho)
+    selected = most_confident(before.entropies, k)
+    weights = torch.zeros_like(before.entropies).scatter_(1, selected, 1 / k)
+    # Logits of the mean feature at unit length: logits are linear in features.
+    length = torch.linalg.vector_norm(mean_of_views(features, weights), dim=-1, keepdim=True)
+    return (mean_of_views(after.logits, weights) / length).softmax(dim=-1), weights
+
+
 def _reliability(
     _recipe: "Recipe",
     _before: "ViewStats",
@@ -151,6 +160,7 @@ READOUTS.register("average", _fixed(lambda _k: 0.5))
 READOUTS.register("uniform", _fixed(lambda k: 1 / (1 + k)))
 READOUTS.register("se", _self_ensemble)
 READOUTS.register("selected", _selected)
+READOUTS.register("feature", _mean_feature)
 READOUTS.register("reliability", _reliability)
 READOUTS.register("vote", _vote)
 READOUTS.register("mode", _mode)

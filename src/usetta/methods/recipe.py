@@ -1,44 +1,52 @@
-"""A method is a recipe: a frozen choice on four axes, run on features of views that were encoded once.
+"""A method is a recipe: a frozen choice on five axes, run on features of views that were encoded once.
 
     select     which views does the loss see?    see `select`
     tune       what may change?                  nothing, or see `tune`
     loss       towards what?                     see `losses`
     readout    how do views become one answer?   see `readout`
+    memory     what is kept for later images?    nothing, or see `memory`
 
 The choices of an axis are names in its registry. A choice may declare options (see `options`), which become settings of
 the recipes that make it, so a recipe holds what all methods have in common and the options of its own choices alone.
 
 `run` is the only way from features to an answer, for one image or a batch, so every method is batched and none
-touches an image. It also returns what the answer was based on: entropies, chosen views, δ, β, whether an image was
-skipped, its answer before tuning.
+touches an image. (Methods with a memory go through `streams.run_stream`, which calls it.) It also returns what the
+answer was based on: entropies, chosen views, δ, β, whether an image was skipped, its answer before tuning.
 """
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property, partial
 from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from usetta.methods.losses import LOSSES, Reward, takes_rewards
+from usetta.methods.memory import MEMORIES, Memory
 from usetta.methods.options import Option, Value, options_of, parse_value
-from usetta.methods.readout import READOUTS, RESCALINGS
+from usetta.methods.readout import READOUTS, RESCALINGS, mean_of_views
 from usetta.methods.select import SELECTIONS
 from usetta.methods.stats import ADAPTIVE, UNIFORM, tie_duplicate_classes, view_stats
 from usetta.methods.tune import TUNERS, Hidden, tune
 from usetta.prompts import ClassPrompts
 from usetta.registry import Registry, suggest
 
-__all__ = ["LOSSES", "READOUTS", "SELECTIONS", "TUNERS", "Hidden", "Recipe", "Result", "Reward", "run"]
+__all__ = ["LOSSES", "MEMORIES", "READOUTS", "SELECTIONS", "TUNERS", "Hidden", "Recipe", "Result", "Reward", "run"]
 
 _MEMORY = 512 * 2**20
 """Bytes that the tensors of one run may take; a larger batch of images goes through in parts."""
 
 NOTHING = "nothing"
 
-_AXES: dict[str, Registry[Any]] = {"select": SELECTIONS, "tune": TUNERS, "loss": LOSSES, "readout": READOUTS}
+_AXES: dict[str, Registry[Any]] = {
+    "select": SELECTIONS,
+    "tune": TUNERS,
+    "loss": LOSSES,
+    "readout": READOUTS,
+    "memory": MEMORIES,
+}
 
 
 @dataclass(frozen=True)
@@ -80,8 +88,12 @@ class Recipe:
     active: int = 0
     """Tune only this many classes, the most probable ones of each image, and let the others move with them. An
     approximation for long class lists, so 0 (all classes) unless chosen."""
+    orthogonality: float = 0.0
+    """O-TPT's λ: how much it is worth that the text features are orthogonal."""
+    memory: str = NOTHING
+    """What is kept from image to image: `nothing`, or a name in `MEMORIES`."""
     options: Mapping[str, Value] = field(default_factory=dict, hash=False)
-    """Options of the selection rule, tuner, loss and readout; those not given have their defaults."""
+    """Options of the selection rule, tuner, loss, readout and memory; those not given have their defaults."""
 
     def __post_init__(self) -> None:
         self._check_choices()
@@ -98,6 +110,8 @@ class Recipe:
     def _check_choices(self) -> None:
         if self.tunes and self.tune not in TUNERS:
             raise ValueError(f"unknown tuner {self.tune!r}; {suggest(self.tune, [NOTHING, *TUNERS])}")
+        if self.remembers and self.memory not in MEMORIES:
+            raise ValueError(f"unknown memory {self.memory!r}; {suggest(self.memory, [NOTHING, *MEMORIES])}")
         SELECTIONS.get(self.select)
         LOSSES.get(self.loss)
         READOUTS.get(self.readout)
@@ -116,24 +130,45 @@ class Recipe:
             raise ValueError(f"rho must be above 0 and at most 1, not {self.rho!r}")
         if self.steps < 1:
             raise ValueError(f"steps must be at least 1, not {self.steps!r}")
-        for setting in ("lr", "weight_decay", "dispersion", "active"):
+        for setting in ("lr", "weight_decay", "dispersion", "orthogonality", "active"):
             if not getattr(self, setting) >= 0:
                 raise ValueError(f"{setting} must not be negative, got {getattr(self, setting)!r}")
-        if not all(math.isfinite(getattr(self, setting)) for setting in ("lr", "weight_decay", "dispersion")):
-            raise ValueError("lr, weight_decay and dispersion must be finite")
+        finite = ("lr", "weight_decay", "dispersion", "orthogonality")
+        if not all(math.isfinite(getattr(self, setting)) for setting in finite):
+            raise ValueError("lr, weight_decay, dispersion and orthogonality must be finite")
 
     def _check_combinations(self) -> None:
-        if self.active and self.dispersion:
-            raise ValueError("dispersion changes all classes, so it cannot be combined with active")
+        for setting in ("dispersion", "orthogonality"):
+            if self.active and getattr(self, setting):
+                raise ValueError(f"{setting} changes all classes, so it cannot be combined with active")
+            if self.needs_hidden and getattr(self, setting):
+                raise ValueError(f"{setting} needs text features that are tuned, which tune={self.tune} does not do")
         if self.active and self.tunes and not self.needs_prompts:
             raise ValueError(f"active saves work in the text encoder, which tune={self.tune} does not use")
-        if self.needs_hidden and self.dispersion:
-            raise ValueError(f"dispersion needs text features that are tuned, which tune={self.tune} does not do")
+        if self.sees_views and (self.tunes or self.readout != "weak"):
+            raise ValueError(
+                f"memory={self.memory} chooses among the views itself, so it takes no readout and no tuning"
+            )
 
     @property
     def tunes(self) -> bool:
         """Whether anything is tuned."""
         return self.tune != NOTHING
+
+    @property
+    def remembers(self) -> bool:
+        """Whether an answer depends on earlier images, so that images are a stream."""
+        return self.memory != NOTHING
+
+    @property
+    def sees_views(self) -> bool:
+        """Whether the memory chooses among the views, of which there may be any number."""
+        return self.remembers and MEMORIES[self.memory].sees == "views"
+
+    @cached_property
+    def episodic(self) -> "Recipe":
+        """The recipe without its memory, by the same name."""
+        return replace(self.with_settings({"memory": NOTHING}), name=self.name)
 
     @property
     def needs_prompts(self) -> bool:
@@ -153,16 +188,30 @@ class Recipe:
     @property
     def weak_only(self) -> bool:
         """Whether the answer needs no strong view, so that none has to be encoded."""
-        return not self.tunes and (self.readout == "weak" or (self.readout == "se" and self.beta == 1))
+        weak = self.readout == "weak" or (self.readout == "se" and self.beta == 1)
+        return weak and not self.tunes and not self.sees_views
+
+    @property
+    def compares_views(self) -> bool:
+        """Whether one view is too few."""
+        return not self.weak_only and not self.sees_views
 
     @property
     def settings(self) -> dict[str, Value]:
         """All settings by name, options last."""
         return {name: getattr(self, name) for name in _KINDS} | dict(self.options)
 
+    def record(self) -> dict[str, Any]:
+        """What a run writes down about the recipe. Choices that there were not always are left out where none is made,
+        so that runs of older versions can be continued.
+        """
+        new: dict[str, Value] = {"memory": NOTHING, "orthogonality": 0.0}
+        known = {name: value for name, value in asdict(self).items() if name != "description"}
+        return {name: value for name, value in known.items() if name not in new or value != new[name]}
+
     def part(self, axis: str) -> Callable[..., Any]:
-        """The selection rule (`select`), tuner class (`tune`), loss or readout, with its options filled in."""
-        choice = _AXES[axis][getattr(self, axis)]
+        """The selection rule (`select`), tuner class (`tune`), loss, readout or memory, with its options filled in."""
+        choice = _function(_AXES[axis][getattr(self, axis)])
         return partial(choice, **{name: self.options[name] for name in options_of(choice)})
 
     def with_settings(self, settings: Mapping[str, Any]) -> "Recipe":
@@ -193,17 +242,28 @@ class Recipe:
     def _declared_options(self, changes: Mapping[str, Any]) -> dict[str, Option]:
         """The options of the recipe's choices, some of which change, by name.
 
-        Where nothing is tuned these are the readout's alone: selection rule and loss have no effect.
+        Where nothing is tuned these are the readout's and the memory's: selection rule and loss have no effect.
         """
         choices = {axis: changes.get(axis, getattr(self, axis)) for axis in _AXES}
         declared: dict[str, Option] = {}
         for axis, choice in choices.items():
-            part = _AXES[axis].find(choice) if axis == "readout" or choices["tune"] != NOTHING else None
-            for name, option in options_of(part).items() if part else ():
+            counts = axis in _ALWAYS or choices["tune"] != NOTHING
+            part = _AXES[axis].find(choice) if counts else None
+            for name, option in options_of(_function(part)).items() if part else ():
                 if name in _KINDS or name in declared:
                     raise ValueError(f"{axis} '{choice}' has an option {name!r}, but a setting has that name already")
                 declared[name] = option
         return declared
+
+
+_ALWAYS = ("readout", "memory")
+"""Axes that count also where nothing is tuned."""
+
+
+def _function(part: Any) -> Callable[..., Any]:
+    """What declares the options of a choice."""
+    function: Callable[..., Any] = part.step if isinstance(part, Memory) else part
+    return function
 
 
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -218,8 +278,8 @@ def _refusal(recipe: Recipe, name: str, declared: Mapping[str, Option]) -> str:
     """Why a recipe has no option of that name."""
     for axis, registry in _AXES.items():
         for choice, part in registry.items():
-            if name in options_of(part):
-                has = f"{axis}={getattr(recipe, axis)}" if recipe.tunes or axis == "readout" else "tune=nothing"
+            if name in options_of(_function(part)):
+                has = f"{axis}={getattr(recipe, axis)}" if recipe.tunes or axis in _ALWAYS else "tune=nothing"
                 return f"the setting {name!r} belongs to {axis}={choice}, and '{recipe.name}' has {has}"
     return f"there is no setting {name!r}; {suggest(name, [*_KINDS, *declared])}"
 
@@ -248,6 +308,9 @@ class Result:
     """(B,): SE's weight of the weak view."""
     weights: Tensor
     """(B, N): the weight of each view in the answer."""
+    energy: Tensor
+    """(B,): logsumexp of the logits behind the answer, where views count by their weights: high for classes that the
+    model knows. NaN where a method computes probabilities without logits."""
 
 
 def run(
@@ -317,6 +380,7 @@ def _run(
         delta=last.delta,
         beta=last.beta,
         weights=weights,
+        energy=mean_of_views(last.logits, weights).logsumexp(dim=-1),
     )
 
 
@@ -338,7 +402,9 @@ def _check(recipe: Recipe, features: Tensor, text: Tensor | ClassPrompts, classe
         )
     if features.shape[1] == 0 or len(classes) == 0:
         raise ValueError("there must be at least one view and one class")
-    if features.shape[1] == 1 and not recipe.weak_only:
+    if recipe.remembers:
+        raise ValueError(f"method '{recipe.name}' has a memory, so it needs `run_stream`")
+    if features.shape[1] == 1 and recipe.compares_views:
         raise ValueError(f"method '{recipe.name}' compares views, so it needs at least 2, not 1")
     if recipe.needs_prompts:
         if not isinstance(text, ClassPrompts):

@@ -22,7 +22,7 @@ from usetta import methods
 from usetta.evaluate.metrics import Interval
 from usetta.evaluate.store import Store
 from usetta.images import ImageError
-from usetta.report import explain, figures
+from usetta.report import explain, figures, trust_figures
 from usetta.report.measured import RunMetrics, distinct_titles
 from usetta.report.run_images import RunImages
 from usetta.report.style import DPI
@@ -30,7 +30,7 @@ from usetta.report.tables import Cell, Table, lay_out
 
 Item = TypeVar("Item")
 
-ILLUSTRATED_METRICS = ("top1", "skip_ratio", "seconds_per_image")
+ILLUSTRATED_METRICS = ("top1", "ece", "skip_ratio", "seconds_per_image")
 """What `RunMetrics` must have measured for the figures."""
 
 _IN_PLAIN_WORDS = {
@@ -139,6 +139,63 @@ def gains(differences: Table, baseline: str) -> GainsFigure:
 
 def reliability(store: Store, run: RunMetrics) -> Illustration:
     """How often the methods are right at each confidence, on all datasets together."""
+    confidence, right = _confidences(store, run)
+    alt = "For each method, bars of accuracy by confidence against the diagonal on which both would be the same."
+    return illustration(figures.reliability(confidence, right), alt)
+
+
+def risk_coverage(store: Store, run: RunMetrics) -> Illustration:
+    """How many answers are wrong among the most confident, on all datasets together."""
+    confidence, right = _confidences(store, run)
+    alt = "For each method, a curve of wrong answers by the share of images that is answered, most confident first."
+    return illustration(trust_figures.risk_coverage_curves(confidence, right), alt)
+
+
+def calibration(run: RunMetrics) -> Illustration | None:
+    """Accuracy against calibration error, both as means over the datasets that every method has."""
+    accuracy, error = mean_over_datasets(run, "top1"), mean_over_datasets(run, "ece")
+    if len(accuracy) < 2:
+        return None
+    alt = "Points: accuracy of each method against its expected calibration error."
+    return illustration(trust_figures.calibration(accuracy, error), alt)
+
+
+def streams(store: Store, run: RunMetrics) -> dict[str, tuple[Illustration, Illustration | None]]:
+    """By title of the dataset: accuracy over the stream, and in each of its orders if there are several."""
+    drawn = {}
+    for dataset, title in titles(run).items():
+        right: dict[str, list[list[bool]]] = {}
+        by_order: dict[str, list[float]] = {}
+        for method in run.methods:
+            for seed in run.by_seed.get((dataset, method), ()):
+                for order in store.orders(dataset, seed, method):
+                    where = {"dataset": dataset, "seed": seed, "method": method, "order_seed": order}
+                    columns = store.columns(("position", "label", "prediction"), where)
+                    if None in columns["position"] or not columns["position"]:
+                        continue  # a method without a memory
+                    places = np.argsort(columns["position"])
+                    hits = np.equal(columns["label"], columns["prediction"])[places]
+                    right.setdefault(method, []).append(hits.tolist())
+                    by_order.setdefault(method, []).append(100 * float(hits.mean()))
+        # Orders of a run that is not finished may have different images.
+        right = {method: rows for method, rows in right.items() if len({len(row) for row in rows}) == 1}
+        if right:
+            window = max(10, len(next(iter(right.values()))[0]) // 10)
+            over = illustration(
+                trust_figures.over_the_stream(right, window),
+                f"Curves: accuracy of each method over the stream of {title}, the mean over its orders.",
+            )
+            several = {method: values for method, values in by_order.items() if len(values) > 1}
+            sensitivity = None
+            if several:
+                alt = f"Points: accuracy of each method on {title} in each order of the stream."
+                sensitivity = illustration(trust_figures.order_sensitivity(several), alt)
+            drawn[title] = over, sensitivity
+    return drawn
+
+
+def _confidences(store: Store, run: RunMetrics) -> tuple[dict[str, list[float]], dict[str, list[bool]]]:
+    """Confidence and whether the answer was right, by method."""
     confidence: dict[str, list[float]] = {method: [] for method in run.methods}
     right: dict[str, list[bool]] = {method: [] for method in run.methods}
     for (dataset, method), by_seed in run.by_seed.items():
@@ -147,8 +204,7 @@ def reliability(store: Store, run: RunMetrics) -> Illustration:
             columns = store.columns(("label", "prediction", "confidence"), where)
             confidence[method] += columns["confidence"]
             right[method] += np.equal(columns["label"], columns["prediction"]).tolist()
-    alt = "For each method, bars of accuracy by confidence against the diagonal on which both would be the same."
-    return illustration(figures.reliability(confidence, right), alt)
+    return confidence, right
 
 
 def skips(store: Store, run: RunMetrics) -> tuple[str, Illustration] | None:

@@ -15,7 +15,7 @@ from usetta import methods as known_methods
 from usetta.data import NamedDataset
 from usetta.data.benchmark import BENCHMARKS
 from usetta.data.protocols import protocol_note
-from usetta.evaluate.metrics import METRICS, group_means, members_of, over_seeds
+from usetta.evaluate.metrics import METRICS, Spread, group_means, members_of, over_seeds
 from usetta.evaluate.store import FailedImage, Store, StoreError
 from usetta.methods import FAMILIES
 from usetta.methods.recipe import READOUTS
@@ -25,6 +25,9 @@ VIEWS = 64
 """Views of an image in the paper."""
 _LISTED = 3
 """Failed images of a dataset that a footnote lists by name."""
+
+
+_OVER_ORDERS = "±: over the orders of the stream"
 
 
 class MetricFormat(NamedTuple):
@@ -40,7 +43,11 @@ class MetricFormat(NamedTuple):
 METRIC_FORMATS: dict[str, MetricFormat] = {
     "top1": MetricFormat("Accuracy, %", "top-1, %", 2, "high"),
     "top5": MetricFormat("Top-5 accuracy, %", "top-5, %", 2, "high"),
-    "ece": MetricFormat("Expected calibration error, %", "ECE, %", 2, "low"),
+    "ece": MetricFormat("Expected calibration error (15 bins), %", "ECE, %", 2, "low"),
+    "ece20": MetricFormat("Expected calibration error (20 bins), %", "ECE-20, %", 2, "low"),
+    "aece": MetricFormat("Adaptive calibration error (15 bins), %", "AECE, %", 2, "low"),
+    "aurc": MetricFormat("Area under the risk–coverage curve, %", "AURC, %", 2, "low"),
+    "acc80": MetricFormat("Accuracy of the most confident 80 %, %", "acc@80, %", 2, "high"),
     "nll": MetricFormat("Negative log-likelihood, nats", "NLL, nats", 3, "low"),
     "brier": MetricFormat("Brier score", "Brier", 3, "low"),
     "skip_ratio": MetricFormat("Images that were not tuned on, %", "skipped, %", 1, "none"),
@@ -62,7 +69,10 @@ class SeedMetrics:
     images_hash: str
     """Of the images' ids: equal counts may still be different images."""
     values: Mapping[str, float | None]
-    """Metrics by name; None where one does not apply, such as the share of skipped images without tuning."""
+    """Metrics by name; None where one does not apply, such as the share of skipped images without tuning. Of a stream,
+    the means over its orders."""
+    by_order: Mapping[int, Mapping[str, float | None]]
+    """The same by the seed of the order, if there are several."""
 
 
 class RunMetrics:
@@ -108,13 +118,31 @@ class RunMetrics:
         return _BENCHMARKS.get(dataset) if self.facts.get(dataset, {}).get("family") != "other" else None
 
     def cell(self, method: str, dataset: str, metric: str) -> Cell:
-        """Mean and standard deviation over seeds."""
+        """Mean and standard deviation over seeds; of a stream in several orders over those, see `order_spread`."""
+        orders = self.order_spread(method, dataset, metric)
+        if orders and orders.std is not None:
+            return Cell(
+                orders.mean, orders.std, notes=(self._orders_note(method, dataset, metric), *self.gaps(method, dataset))
+            )
         values = [measured.values[metric] for measured in self.by_seed.get((dataset, method), {}).values()]
         known = [value for value in values if value is not None]
         if not known:
             return Cell()
         spread = over_seeds(known)
         return Cell(spread.mean, spread.std, notes=self.gaps(method, dataset))
+
+    def order_spread(self, method: str, dataset: str, metric: str) -> Spread | None:
+        """A metric over the orders of a stream, each the mean over seeds; None where there is one order or none."""
+        of_seeds = [measured.by_order for measured in self.by_seed.get((dataset, method), {}).values()]
+        common = set.intersection(*(set(orders) for orders in of_seeds)) if of_seeds else set()
+        values = [[orders[order][metric] for orders in of_seeds] for order in sorted(common)]
+        known = [sum(of_order) / len(of_order) for of_order in values if None not in of_order]  # type: ignore[arg-type]
+        return over_seeds(known) if len(known) > 1 else None
+
+    def _orders_note(self, method: str, dataset: str, metric: str) -> str:
+        of_seeds = [measured.values[metric] for measured in self.by_seed[dataset, method].values()]
+        std = over_seeds([value for value in of_seeds if value is not None]).std
+        return _OVER_ORDERS if std is None else f"{_OVER_ORDERS}; over the seeds of the views it is ±{std:.2f}"
 
     def mean(self, method: str, group: str, metric: str) -> Cell:
         """One of the paper's means, of the numbers that stand in the columns; empty where a dataset is missing."""
@@ -245,15 +273,25 @@ class RunMetrics:
 
 def _measure(store: Store, dataset: str, seed: int, method: str, metrics: Sequence[str]) -> SeedMetrics:
     needed = dict.fromkeys(("image", *(column for metric in metrics for column in METRICS[metric][1])))
-    stored = store.columns(tuple(needed), {"dataset": dataset, "seed": seed, "method": method})
-    values: dict[str, float | None] = {}
-    for name in metrics:
-        metric, columns = METRICS[name]
-        known = not any(None in stored[column] for column in columns)
-        values[name] = float(metric(*(stored[column] for column in columns))) if known else None
-    images = stored["image"]
+    by_order: dict[int, dict[str, float | None]] = {}
+    images: list[str] = []
+    for order in store.orders(dataset, seed, method):
+        where = {"dataset": dataset, "seed": seed, "method": method, "order_seed": order}
+        stored = store.columns(tuple(needed), where)
+        values: dict[str, float | None] = {}
+        for name in metrics:
+            metric, columns = METRICS[name]
+            known = not any(None in stored[column] for column in columns)
+            values[name] = float(metric(*(stored[column] for column in columns))) if known else None
+        by_order[order], images = values, stored["image"]
     digest = hashlib.blake2b("\n".join(images).encode(), digest_size=16)
-    return SeedMetrics(len(images), digest.hexdigest(), values)
+    means = {name: _mean([values[name] for values in by_order.values()]) for name in metrics}
+    return SeedMetrics(len(images), digest.hexdigest(), means, by_order if len(by_order) > 1 else {})
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if len(known) == len(values) else None
 
 
 def paper_title(dataset: str) -> str:

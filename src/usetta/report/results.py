@@ -93,7 +93,7 @@ def differences_table(store: Store, baseline: str = "clip") -> Table:
     for dataset, seed, method, _ in store.groups():
         seeds.setdefault((dataset, method), set()).add(seed)
     present = {method for _, method in seeds}
-    baseline = _present_method(present, baseline, store)
+    baseline = present_method(present, baseline, store)
     facts, rows, without_baseline = store.facts("dataset"), [], []
     datasets = sorted_datasets({dataset for dataset, _ in seeds})
     titles = {dataset: str(facts.get(dataset, {}).get("title", paper_title(dataset))) for dataset in datasets}
@@ -122,7 +122,7 @@ def differences_table(store: Store, baseline: str = "clip") -> Table:
     return Table(f"Accuracy gain over {baseline}, points ({model})", columns, tuple(rows), notes=(*notes,))
 
 
-def _present_method(present: set[str], method: str, store: Store) -> str:
+def present_method(present: set[str], method: str, store: Store) -> str:
     """The name under which the run has results of a method that may be spelled in another way."""
     if not present:
         raise StoreError(f"the run in {store.folder} has no results yet")
@@ -134,9 +134,9 @@ def _present_method(present: set[str], method: str, store: Store) -> str:
     return name
 
 
-def _difference(ours: dict[int, dict[str, bool]], theirs: dict[int, dict[str, bool]]) -> dict[str, Cell]:
+def _difference(ours: dict[int, dict[str, float]], theirs: dict[int, dict[str, float]]) -> dict[str, Cell]:
     """The cells of a method, from whether its answers and the baseline's were right, by seed and image."""
-    counts: dict[str, list[int]] = {}
+    counts: dict[str, list[float]] = {}
     for seed, right in ours.items():
         for image, is_right in right.items():
             if image in theirs[seed]:
@@ -145,6 +145,7 @@ def _difference(ours: dict[int, dict[str, bool]], theirs: dict[int, dict[str, bo
                     count[place] += more
     mine = [right / n for right, _, n in counts.values()]
     others = [right / n for _, right, n in counts.values()]
+    whole = all(share in (0, 1) for share in (*mine, *others))  # one answer for each image
     interval = accuracy_difference(mine, others)
     few = len(counts) < _CONCLUSIVE
     notes = (_EXCLUDES_ZERO,) if not few and (interval.low > 0 or interval.high < 0) else ()
@@ -152,16 +153,19 @@ def _difference(ours: dict[int, dict[str, bool]], theirs: dict[int, dict[str, bo
         "difference": Cell(interval.estimate, notes=notes),
         "low": Cell(interval.low),
         "high": Cell(interval.high),
-        "p": Cell(mcnemar(mine, others) if len(ours) == 1 and counts else None),
+        "p": Cell(mcnemar(mine, others) if len(ours) == 1 and counts and whole else None),
         "images": Cell(len(counts), notes=(_INCONCLUSIVE,) if few else ()),
     }
 
 
-def _right(store: Store, dataset: str, seed: int, method: str) -> dict[str, bool]:
-    """Whether the answer was right, by image."""
+def _right(store: Store, dataset: str, seed: int, method: str) -> dict[str, float]:
+    """Whether the answer was right, by image; of a stream the share of orders in which it was."""
     columns = store.columns(("image", "label", "prediction"), {"dataset": dataset, "seed": seed, "method": method})
     answers: Iterator[tuple[Any, ...]] = zip(*columns.values(), strict=True)
-    return {image: label == prediction for image, label, prediction in answers}
+    right: dict[str, list[bool]] = {}  # a stream in several orders has several answers
+    for image, label, prediction in answers:
+        right.setdefault(image, []).append(label == prediction)
+    return {image: sum(hits) / len(hits) for image, hits in right.items()}
 
 
 def _with_paper(table: Table, run: RunMetrics) -> Table:

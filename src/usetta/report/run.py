@@ -20,6 +20,7 @@ from usetta.report.html import table_html, titles
 from usetta.report.measured import RunMetrics, seeds_text
 from usetta.report.results import accuracy_table, differences_table, metrics_table
 from usetta.report.run_images import AnswerChange, AnswerChanges, RunImages, find_changes
+from usetta.report.trust import trust_table
 
 _IMAGE_SIDE, _VIEW_SIDE = 160, 112
 """In pixels."""
@@ -102,9 +103,13 @@ def write_report(
         differences=table_html(differences) if differences else None,
         long_differences=differences is not None and len(differences.rows) > _LONG,
         metrics={title: table_html(metrics_table(store, dataset)) for dataset, title in titles(run).items()},
+        trust=table_html(trust_table(store)),
         figures={
             "gains": html.gains(differences, reference) if differences and reference else None,
             "reliability": html.reliability(store, run),
+            "risk_coverage": html.risk_coverage(store, run),
+            "calibration": html.calibration(run),
+            "streams": html.streams(store, run),
             "skips": html.skips(store, run),
             "cost": html.cost(run),
             "views": html.typical_views(store, run, cards.images),

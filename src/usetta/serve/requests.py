@@ -129,6 +129,11 @@ def make_task(options: ClassifyOptions | CompareOptions, service: ModelService, 
 def _recipe(method: str, limits: Limits, field: str) -> Recipe:
     try:
         recipe = methods.get(method)
+        if recipe.remembers:
+            raise ValueError(
+                f"method '{recipe.name}' remembers earlier images, and a server would mix those of all its users; "
+                "use Classifier.stream"
+            )
     except ValueError as error:
         raise ApiError(422, "invalid_method", str(error), field=field) from error
     check_settings(recipe, limits, field)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from usetta.cancellation import checkpoint
-from usetta.methods.losses import Reward, dispersion, gradient
+from usetta.methods.losses import Reward, dispersion, gradient, orthogonality
 from usetta.methods.readout import blend_weights, mean_of_views
 from usetta.methods.stats import ViewStats, tie_duplicate_classes, view_stats
 from usetta.methods.tune.shift import text_features
@@ -74,11 +74,13 @@ def tune_text(
         grad = logit_scale * (logit_gradient(recipe, stats, images.rows, views, reward).mT @ selected)
         if recipe.dispersion:
             grad -= recipe.dispersion * gradient(dispersion, tuned[images.rows])
+        if recipe.orthogonality:
+            grad += recipe.orthogonality * gradient(orthogonality, tuned[images.rows])
         if 0 < recipe.active < stats.logits.shape[-1]:
             logits = _step_active(recipe, tuner, stats, features, grad, images, views, logit_scale)
         else:
             moved = tuner.step(images.numbers, grad)
-            if recipe.dispersion:  # nothing else reads the present text features
+            if recipe.dispersion or recipe.orthogonality:  # nothing else reads the present text features
                 tuned = tuned.index_copy(0, images.rows, moved)
             logits = logit_scale * (own @ moved.mT)
         return tie_duplicate_classes(logits, start)
