@@ -80,7 +80,7 @@ def _step(
     slots = torch.arange(used, device=counts.device)[:, None]
     filled = (slots <= counts).flatten().nonzero()[:, 0]
     cosines = features.new_zeros(used * classes, images)
-    for part in filled.split(_ROWS):
+    for part in torch.split(filled, _ROWS):
         cosines[part] = keys.flatten(0, 1)[part] @ features.T
     cosines = cosines.view(used, classes, images)
     near = affinity(cosines, sharpness)
