@@ -125,5 +125,5 @@ class ResultWriter:
         self._run_log.save()
 
 
-def _place(item: WorkItem) -> tuple[str, int]:
-    return item.dataset, item.seed
+def _place(item: WorkItem) -> tuple[str, int, int]:
+    return item.dataset, item.seed, item.order_seed
