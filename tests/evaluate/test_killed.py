@@ -26,6 +26,7 @@ def test_killed_runs_end_like_one_that_was_left_alone(tmp_path: Path) -> None:
     assert report["torn"] == 0
     assert report["killed"] >= 10
     assert report["killed beside another"] >= 3
+    assert report["refused"] >= 3
     whole = content(tmp_path / "whole")
     assert len(whole.rows) == 19 * 2 * 4 + 19 * 2 * 2 * 2  # of four methods, and of two in two orders
     assert len(whole.seen) == 19 * 2

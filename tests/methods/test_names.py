@@ -153,7 +153,7 @@ def test_settings_have_the_types_they_need() -> None:
         ("r-tpt:neighbours=1.5", "invalid value '1.5' for the setting neighbours"),
         ("r-tpt:temperature=0", "temperature must be above 0, not 0.0"),
         ("mta:lambda_q=nan", "lambda_q must be at least 0, not nan"),
-        ("ttl:seed=-1", "seed must be at least 0, not -1"),
+        ("ttl:seed=-1", "seed must be at least 0 and at most"),
     ],
 )
 def test_an_error_names_what_is_wrong_with_a_method(written: str, message: str) -> None:
