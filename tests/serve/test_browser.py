@@ -238,7 +238,7 @@ def test_everything_can_be_done_with_the_keyboard(visit: Callable[..., Any]) -> 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_the_width_of_a_phone(visit: Callable[..., Any], scheme: str) -> None:
-    page = visit(width=390, color_scheme=scheme, has_touch=True)
+    page = visit("/#views=16", width=390, color_scheme=scheme, has_touch=True)
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert background == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(11, 15, 25)")
     upload(page)
