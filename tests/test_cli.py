@@ -294,4 +294,6 @@ def test_datasets_are_listed_and_checked(tmp_path: Path) -> None:
     assert "did you mean 'pets'?" in unknown.stderr
     manual = usetta("data", "fetch", "imagenet", tmp_path)
     assert manual.exit_code == 1
-    assert manual.stdout.startswith("imagenet: absent\n1. Accept the terms at https://huggingface.co/datasets/ILSVRC/imagenet-1k")
+    assert manual.stdout.startswith(
+        "imagenet: absent\n1. Accept the terms at https://huggingface.co/datasets/ILSVRC/imagenet-1k"
+    )

@@ -161,5 +161,5 @@ def main(folder: Path, seed: int) -> dict[str, Any]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    writing._SECONDS = 0.0  # noqa: SLF001 - every answer is saved, so that attempts of a fraction of a second get on
+    writing._SECONDS = 0.0
     print(json.dumps(main(Path(sys.argv[1]), int(sys.argv[2]))))
