@@ -235,7 +235,8 @@ class RunMetrics:
         if self._device is None or precision is None:
             return ()
         count = "adaptive, up to" if views.get("adaptive") else ""
-        return (" ".join(f"{count} {views.get('views')} views, {precision} on {self._device}".split()),)
+        noun = "view" if views.get("views") == 1 else "views"
+        return (" ".join(f"{count} {views.get('views')} {noun}, {precision} on {self._device}".split()),)
 
     def missing_notes(self, datasets: Sequence[str], methods: Sequence[str]) -> list[str]:
         """Which of these datasets, and which methods on the others, have no results yet."""
