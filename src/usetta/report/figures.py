@@ -284,20 +284,25 @@ def _reliability(above: Any, below: Any, probs: Floats, hits: Floats, bins: int,
 
 def cost(seconds: ByName, accuracy: ByName) -> Figure:
     """Accuracy against seconds per image, by method; the axis is logarithmic if some take over ten times longer."""
-    methods = [method for method in seconds if method in accuracy]
+    return against_accuracy(seconds, accuracy, "seconds per image", may_be_logarithmic=True)
+
+
+def against_accuracy(values: ByName, accuracy: ByName, title: str, *, may_be_logarithmic: bool = False) -> Figure:
+    """A point for each method: what `values` has for it, and its accuracy."""
+    methods = [method for method in values if method in accuracy]
     if not methods:
-        raise ValueError("no method with both seconds per image and an accuracy")
+        raise ValueError(f"no method with both {title} and an accuracy")
     figure = style.new_figure(WIDTH, 4.6)
     axes = figure.subplots()
-    x, y = (np.array([number(of[method]) for method in methods]) for of in (seconds, accuracy))
+    x, y = (np.array([number(of[method]) for method in methods]) for of in (values, accuracy))
     known = np.isfinite(x) & np.isfinite(y)
     styles = series_styles(methods)
     for i in np.flatnonzero(known):
         axes.plot(x[i], y[i], **styles[methods[i]].line(8), linestyle="none", clip_on=False)
-    axes.set_xlabel("seconds per image", fontsize=MEDIUM)
+    axes.set_xlabel(title, fontsize=MEDIUM)
     axes.set_ylabel(_ACCURACY, fontsize=MEDIUM)
     style.plain(axes, "both")
-    if known.any() and 0 < 10 * x[known].min() < x[known].max():
+    if may_be_logarithmic and known.any() and 0 < 10 * x[known].min() < x[known].max():
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_minor_locator(NullLocator())

@@ -259,7 +259,7 @@ def _spread_images(store: Store, run: RunMetrics, limit: int) -> list[tuple[str,
         method = next(method for method in reversed(run.methods) if (dataset, method) in run.by_seed)
         seed = min(run.by_seed[dataset, method])
         columns = store.columns(("image", "label"), {"dataset": dataset, "seed": seed, "method": method})
-        images = list(zip(columns["image"], columns["label"], strict=True))
+        images = list(dict.fromkeys(zip(columns["image"], columns["label"], strict=True)))  # once for all orders
         per_dataset = -(-limit // len(datasets))
         chosen += [(dataset, image, label, seed) for image, label in _evenly(images, per_dataset)]
     return chosen

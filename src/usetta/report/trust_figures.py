@@ -9,28 +9,13 @@ from numpy.typing import ArrayLike
 
 from usetta.evaluate.metrics import aurc, risk_coverage
 from usetta.report import style
-from usetta.report.style import MEDIUM, WIDTH, fit, number, series_styles
+from usetta.report.figures import ByName, against_accuracy
+from usetta.report.style import MEDIUM, WIDTH, fit, series_styles
 
 
-def calibration(accuracy: Mapping[str, float | None], ece: Mapping[str, float | None]) -> Figure:
+def calibration(accuracy: ByName, ece: ByName) -> Figure:
     """Accuracy against expected calibration error, by method: the best are at the top left."""
-    methods = [method for method in accuracy if method in ece]
-    if not methods:
-        raise ValueError("no method with both an accuracy and a calibration error")
-    figure = style.new_figure(WIDTH, 4.6)
-    axes = figure.subplots()
-    x, y = (np.array([number(of[method]) for method in methods]) for of in (ece, accuracy))
-    known = np.isfinite(x) & np.isfinite(y)
-    styles = series_styles(methods)
-    for i in np.flatnonzero(known):
-        axes.plot(x[i], y[i], **styles[methods[i]].line(8), linestyle="none", clip_on=False)
-    axes.set_xlabel("expected calibration error (15 bins), %", fontsize=MEDIUM)
-    axes.set_ylabel("accuracy, %", fontsize=MEDIUM)
-    style.plain(axes, "both")
-    axes.margins(0.12)
-    style.finish(figure)
-    style.label_points(axes, x[known], y[known], [fit(methods[i], 130) for i in np.flatnonzero(known)])
-    return figure
+    return against_accuracy(ece, accuracy, "expected calibration error (15 bins), %")
 
 
 def risk_coverage_curves(confidence: Mapping[str, ArrayLike], right: Mapping[str, ArrayLike]) -> Figure:
