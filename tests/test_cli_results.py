@@ -12,8 +12,8 @@ from typer.testing import CliRunner, Result
 from conftest import make_image
 from data.miniature import SPLITS, make_split
 from report.stores import answers, make_run
-from usetta.cli import reproduce
 from usetta.cli.app import app
+from usetta.cli.measuring import run_folder
 from usetta.coop.context import save_context
 from usetta.evaluate.store import Store
 from usetta.images import open_image
@@ -227,14 +227,12 @@ def test_each_model_and_prompt_has_a_run_of_its_own(
     assert (result.exit_code, asked) == (1, ["ViT-B-16"])
     assert "usetta: no model here" in result.stderr
     assert not (tmp_path / "runs").exists()
-    places = [
-        reproduce._folder(ITEMS[name], "ViT-B-16", None, alone=True) for name in ("table-1", "table-5", "table-9")
-    ]
+    places = [run_folder(ITEMS[name], "ViT-B-16", None, alone=True) for name in ("table-1", "table-5", "table-9")]
     assert [place.as_posix() for place in places] == [
         *("runs/paper-ViT-B-16", "runs/paper-ViT-B-16-coop", "runs/paper-ViT-B-16-ensemble")
     ]
-    assert reproduce._folder(ITEMS["figure-7"], "RN50", Path("mine"), alone=False) == Path("mine/RN50")
-    assert reproduce._folder(ITEMS["table-1"], "weights/my model.pt", None, alone=True) == Path(
+    assert run_folder(ITEMS["figure-7"], "RN50", Path("mine"), alone=False) == Path("mine/RN50")
+    assert run_folder(ITEMS["table-1"], "weights/my model.pt", None, alone=True) == Path(
         "runs/paper-weights-my-model.pt"
     )
 

@@ -16,12 +16,12 @@ from conftest import make_image
 from evaluate.runs import CLASSES, Counting, four_blocks
 from models.tiny import TINY_RESNET, disturbed
 from usetta import methods
-from usetta.classifier import TextHead
 from usetta.episode import Episode
 from usetta.feature_cache import FeatureCache
 from usetta.images import ImageError, image_id
 from usetta.models.clip import CLIP
 from usetta.pipeline import ImageRequest, PendingImage, Pipeline
+from usetta.text_head import TextHead
 from usetta.views import ViewRecipe, make_views
 
 VIEWS = 20

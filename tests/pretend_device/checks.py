@@ -29,7 +29,8 @@ from evaluate.runs import CLASSES, content, four_blocks, make_dataset
 from usetta import bench, methods
 from usetta.batch.runner import BatchSettings
 from usetta.batch.runner import classify as classify_into
-from usetta.classifier import Classifier, TextHead
+from usetta.classifier import Classifier
+from usetta.text_head import TextHead
 from usetta.coop import CoOpRecipe, train_context
 from usetta.doctor import diagnose
 from usetta.episode import Episode

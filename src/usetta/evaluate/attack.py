@@ -16,7 +16,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from usetta.classifier import TextHead
 from usetta.data import DataError, Dataset
 from usetta.files import atomic_file, write_atomically
 from usetta.images import ImageError, open_image
@@ -25,6 +24,7 @@ from usetta.models.base import view_recipe
 from usetta.models.devices import device_of
 from usetta.progress import bar
 from usetta.prompts import DEFAULT_TEMPLATE
+from usetta.text_head import TextHead
 from usetta.views import make_views
 from usetta.views.show import as_bytes
 

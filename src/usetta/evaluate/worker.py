@@ -17,7 +17,6 @@ from typing import NamedTuple, Self
 from torch import Tensor
 
 from usetta.adaptive import least_views
-from usetta.classifier import TextHead
 from usetta.data import Dataset
 from usetta.episode import Episode
 from usetta.evaluate.metrics import columns
@@ -27,6 +26,7 @@ from usetta.methods.recipe import Recipe, Result
 from usetta.models import Model
 from usetta.pipeline import ImageRequest, Pipeline
 from usetta.stream_memory import StreamMemory
+from usetta.text_head import TextHead
 from usetta.views import ViewRecipe
 
 _SHOWN = 3

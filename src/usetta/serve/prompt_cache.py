@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from usetta.classifier import TextHead
 from usetta.models import Model
 from usetta.prompts import DEFAULT_TEMPLATE
+from usetta.text_head import TextHead
 
 _OVERHEAD = 4096
 """Bytes of the objects around a class list, which outweigh its numbers where the list is short; measured."""

@@ -20,12 +20,12 @@ from threading import Condition
 from typing import Literal, TypeVar
 
 from usetta.cancellation import WorkCancelledError, checked_by
-from usetta.classifier import TextHead
 from usetta.episode import Episode
 from usetta.methods.recipe import Recipe
 from usetta.pipeline import EncodeLaunch, PendingImage, Pipeline
 from usetta.prediction import Prediction
 from usetta.serve.prompt_cache import PromptCache, PromptKey
+from usetta.text_head import TextHead
 
 T = TypeVar("T")
 
