@@ -153,6 +153,18 @@ def test_probabilities_are_those_of_the_classifier_and_an_image_that_kills_its_w
     assert failed["error"].startswith("killed its worker each of the 3 times it was tried (Actor")
 
 
+def test_a_worker_that_hangs_is_killed_and_replaced(
+    engine: RayEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("usetta.distributed.ray.BEAT_SECONDS", 0.5)
+    monkeypatch.setattr("usetta.distributed.ray.SILENCE_TIMEOUT", 5.0)
+    stopped = tmp_path / "stopped"
+    items = [Numbers((n,)) for n in range(8)]
+    done = list(replace(engine, workers=1).run(partial(workers.HangingWorker, stopped), items))
+    assert sorted(done, key=lambda one: one[0].key) == [(item, [item.key[0] ** 2]) for item in items]
+    wait_for(lambda: not Path(f"/proc/{stopped.read_text()}").exists())
+
+
 def test_a_driver_that_was_killed_continues(engine: RayEngine, dataset: Dataset, tmp_path: Path) -> None:
     """By the command line, as people do it."""
     save_model(four_blocks(), tmp_path)

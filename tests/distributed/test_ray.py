@@ -35,12 +35,22 @@ class Call:
 
 
 class FakeRay:
-    """Answers one call at a time, when it is waited for. An actor that gets a deadly number dies with all its calls."""
+    """Answers one call at a time, when it is waited for.
+
+    An actor that gets a deadly number dies with all its calls, and one that gets a hanging number never answers again.
+    """
 
     exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
 
-    def __init__(self, deadly: int | None = None, fails_to_start: bool = False, error: Exception | None = None) -> None:
-        self.deadly, self.fails_to_start, self.error = deadly, fails_to_start, error
+    def __init__(
+        self,
+        deadly: int | None = None,
+        fails_to_start: bool = False,
+        error: Exception | None = None,
+        hanging: int | None = None,
+    ) -> None:
+        self.deadly, self.fails_to_start, self.error, self.hanging = deadly, fails_to_start, error, hanging
+        self.beats = 0
         self.actors: list[Any] = []
         self.assigned: list[list[tuple[int, ...]]] = []
         """The open items of an actor, each time it was given one."""
@@ -65,13 +75,19 @@ class FakeRay:
             self.assigned.append(list(actor.open))
             return Call(actor, item)
 
-        actor.start, actor.process = SimpleNamespace(remote=start), SimpleNamespace(remote=process)
+        def beat() -> Any:
+            self.beats += 1
+            return Call(actor, None)
+
+        for function in (start, process, beat):
+            setattr(actor, function.__name__, SimpleNamespace(remote=function))
         self.actors.append(actor)
         return actor
 
     def wait(self, calls: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
         assert calls, "Ray refuses to wait for nothing"
-        return calls[:1], calls[1:]
+        answered = [call for call in calls if not any(self.hanging in key for key in call.actor.open)]
+        return answered[:1], [call for call in calls if call not in answered[:1]]
 
     def get(self, call: Any) -> Any:
         actor, item = call.actor, call.item
@@ -120,6 +136,28 @@ def test_suspects_are_retried_alone_and_the_deadly_one_fails_after_three_deaths(
     assert len(ray.actors) == 2 + 3
     for keys in ray.assigned:
         assert len(keys) == 1 or all(len(key) == 4 for key in keys), "a suspect was not alone"
+
+
+def test_an_actor_that_hangs_is_replaced_like_a_dead_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "BEAT_SECONDS", 0)
+    monkeypatch.setattr(engine_module, "SILENCE_TIMEOUT", 0.01)
+    ray = FakeRay(hanging=13)
+    results = run(ray, fours(20))
+    assert Counter(number for item, _ in results for number in item.key) == Counter(range(80))
+    (failed,) = [(item.key, result) for item, result in results if isinstance(result, Failed)]
+    reason = "killed its worker each of the 3 times it was tried (no sign of life for 0.01 s)"
+    assert failed == ((13,), Failed(reason))
+    assert len(ray.actors) == 2 + 3
+    assert sum(actor.dead for actor in ray.actors) == 3, "those that hang are killed, and no others"
+
+
+def test_actors_are_asked_whether_they_are_alive_but_not_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = FakeRay()
+    run(ray, fours(20))
+    assert ray.beats <= 2
+    monkeypatch.setattr(engine_module, "BEAT_SECONDS", 0)
+    run(ray, fours(20))
+    assert ray.beats >= 20
 
 
 def test_workers_that_cannot_start_end_the_run() -> None:

@@ -45,6 +45,21 @@ class SquareWorker:
             yield [number**2 for number in previous.key]
 
 
+class HangingWorker(SquareWorker):
+    """Its process stops at the number 3, as if it hung, if it is the first to get it."""
+
+    def __init__(self, stopped: Path) -> None:
+        super().__init__()
+        self._stopped = stopped
+
+    def run(self, items: Iterable[Numbers]) -> Generator[list[int], None, None]:
+        for item in items:
+            if 3 in item.key and not self._stopped.exists():
+                self._stopped.write_text(str(os.getpid()))
+                os.kill(os.getpid(), signal.SIGSTOP)
+            yield [number**2 for number in item.key]
+
+
 class SlowModel(Counting):
     """A model that is slow until a file exists, so that there is time to kill something in the middle of a run."""
 

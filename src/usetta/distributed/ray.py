@@ -2,7 +2,8 @@
 
 A worker is an actor. It has at most `ITEMS_PER_ACTOR` items at a time, so the stream of items is read only as fast as
 it is worked off. The items that an actor had when it died are suspects: each is cut into its parts, and every part is
-retried alone on an otherwise idle actor, so that one bad image cannot take others down with it. An item is open from
+retried alone on an otherwise idle actor, so that one bad image cannot take others down with it. An actor whose process
+hangs is no different from a dead one: it leaves `beat` unanswered, and is killed and replaced. An item is open from
 when it is assigned until its result is taken, and only results of open items count: so no result is returned twice,
 and nothing is kept about items that are done.
 
@@ -35,6 +36,11 @@ MAX_TRIES = 3
 """Times that an item may kill its worker: the first time possibly among others, then alone."""
 START_TIMEOUT = 900
 """Seconds to wait for the first worker, or for another one when all have died: machines may have to boot first."""
+
+BEAT_SECONDS = 10.0
+"""How often an actor is asked whether it is alive."""
+SILENCE_TIMEOUT = 180.0
+"""Seconds without an answer after which an actor counts as hanging: loading and swapping may hold a process up long."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +117,9 @@ class WorkerActor(Generic[Item, Result]):
         self._queue: SimpleQueue[tuple[Item, Future[Result]]] = SimpleQueue()
         threading.Thread(target=self._serve, args=(worker,), daemon=True).start()
 
+    def beat(self) -> None:
+        """Return at once: Ray calls this in a thread of its own, whatever the worker is doing."""
+
     def process(self, item: Item) -> Result:
         """The result of an item; Ray calls this in `ITEMS_PER_ACTOR` threads."""
         future: Future[Result] = Future()
@@ -156,6 +165,10 @@ class ActorHandle(Generic[Item]):
     ready: bool = False
     open: dict[Hashable, Assignment[Item]] = field(default_factory=dict)
     """Its items without a result, by key."""
+    beat: Any = None
+    """The last question whether it is alive."""
+    asked: float = 0.0
+    """When that was, by the monotonic clock."""
 
     @property
     def capacity(self) -> int:
@@ -173,7 +186,10 @@ class ActorPool(Generic[Item, Result]):
         self._engine = engine
         self._make_worker = ray.put(make_worker)
         self._actor_class = ray.remote(WorkerActor).options(
-            num_cpus=engine.cpus, num_gpus=engine.gpus, max_concurrency=ITEMS_PER_ACTOR, scheduling_strategy="SPREAD"
+            num_cpus=engine.cpus,
+            num_gpus=engine.gpus,
+            max_concurrency=ITEMS_PER_ACTOR + 1,  # one thread for `beat`
+            scheduling_strategy="SPREAD",
         )
         self._handles: list[ActorHandle[Item]] = []
         self._calls: dict[Any, tuple[ActorHandle[Item], Assignment[Item] | None]] = {}
@@ -196,12 +212,14 @@ class ActorPool(Generic[Item, Result]):
                 except self._ray.exceptions.RayTaskError as error:
                     raise _original_error(error) from error
                 except self._ray.exceptions.RayError as error:
-                    yield from self._replace(handle, assignment, error)
+                    yield from self._replace(handle, type(error).__name__)
                     continue
                 if assignment is None:
                     handle.ready, self._failed_starts = True, 0
                 elif handle.open.pop(assignment.item.key, None):
                     yield assignment.item, result
+            for handle in self._hanging():
+                yield from self._replace(handle, f"no sign of life for {SILENCE_TIMEOUT:g} s")
 
     def close(self) -> None:
         """Stop all actors."""
@@ -236,9 +254,11 @@ class ActorPool(Generic[Item, Result]):
         self._calls[handle.actor.process.remote(assignment.item)] = handle, assignment
 
     def _finished_calls(self) -> list[Any]:
-        """Calls that have ended, at least one. It is an error if no actor starts that could end any."""
+        """Calls that have ended; none only if an actor hangs. It is an error if no actor starts that could end any."""
         begin, calls = time.monotonic(), list(self._calls)
-        while not (finished := self._ray.wait(calls, num_returns=1, timeout=10)[0]):
+        while not (finished := self._ray.wait(calls, num_returns=1, timeout=BEAT_SECONDS)[0]):
+            if self._hanging():
+                return []
             if time.monotonic() - begin > START_TIMEOUT and not any(handle.ready for handle in self._handles):
                 total = self._ray.cluster_resources()
                 raise EngineError(
@@ -249,12 +269,22 @@ class ActorPool(Generic[Item, Result]):
         all_finished: list[Any] = self._ray.wait(calls, num_returns=len(calls), timeout=0)[0]
         return all_finished or list(finished)
 
-    def _replace(
-        self, handle: ActorHandle[Item], assignment: Assignment[Item] | None, error: Exception
-    ) -> Iterator[tuple[Item, Failed]]:
-        """Start another actor in place of a dead one. Its items become suspects, or have failed."""
-        cause = type(error).__name__
-        if assignment is None and not handle.ready:
+    def _hanging(self) -> list[ActorHandle[Item]]:
+        """Actors that have not answered for too long; the others are asked again when it is time."""
+        now, hanging = time.monotonic(), []
+        for handle in self._handles:
+            if not handle.ready or now - handle.asked < BEAT_SECONDS:
+                continue
+            # The answer of a dead actor is an error, and an answer too: its other calls end with the same one.
+            if handle.beat is None or self._ray.wait([handle.beat], num_returns=1, timeout=0)[0]:
+                handle.beat, handle.asked = handle.actor.beat.remote(), now
+            elif now - handle.asked > SILENCE_TIMEOUT:
+                hanging.append(handle)
+        return hanging
+
+    def _replace(self, handle: ActorHandle[Item], cause: str) -> Iterator[tuple[Item, Failed]]:
+        """Start another actor in place of one that died or hangs. Its items become suspects, or have failed."""
+        if not handle.ready:
             self._failed_starts += 1
             if self._failed_starts == MAX_TRIES:
                 raise EngineError(
