@@ -130,6 +130,14 @@ def connect(path: Path, *, threads: bool = False) -> sqlite3.Connection:
     return db
 
 
+def connect_frozen(path: Path) -> sqlite3.Connection:
+    """An SQLite database to read from a disk that cannot be written to, where SQLite cannot lock it either."""
+    log = path.with_name(f"{path.name}-wal")
+    if log.is_file() and log.stat().st_size:
+        raise sqlite3.OperationalError("its last changes are in a log, which takes a disk that can be written to")
+    return sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)
+
+
 def cache_dir() -> Path:
     """Where fetched and converted files are kept: `$USETTA_CACHE`, or `usetta` in the user's cache directory."""
     if chosen := os.environ.get("USETTA_CACHE"):

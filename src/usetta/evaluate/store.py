@@ -6,6 +6,7 @@ depend on (model, views, datasets, recipes) is written down with them; a run dir
 """
 
 import json
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -13,7 +14,7 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from usetta.files import connect
+from usetta.files import connect, connect_frozen
 
 FILE = "results.sqlite"
 REPAIR = "`usetta repair RUN` keeps what is intact, and the same `usetta eval` computes the rest"
@@ -120,7 +121,7 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         try:
-            self._db = connect(path)
+            self._db = connect(path) if create or os.access(folder, os.W_OK) else connect_frozen(path)
             if create and (damage := self._db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
                 raise StoreError(f"{path} is damaged ({damage.splitlines()[-1]}): {REPAIR}")
             self._prepare()

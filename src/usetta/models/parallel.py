@@ -5,6 +5,7 @@ written. Cores that have chunks of their own do neither. A lone image has but on
 several images wait, `map_on_cores` gives each a core of its own, without changing a bit of any.
 """
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -27,6 +28,11 @@ T = TypeVar("T")
 _one_core: ContextVar[int | None] = ContextVar("one_core", default=None)
 """The threads that a thread of `map_on_cores` stands for."""
 _observer: ContextVar[Callable[[int], None] | None] = ContextVar("observer", default=None)
+
+if hasattr(os, "register_at_fork"):
+    # OpenMP's threads do not survive a fork, and a child that shares an operation among them waits for ever. PyTorch's
+    # own data loaders compute in one thread after a fork, too.
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 
 @contextmanager
