@@ -14,6 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 import usetta.classifier
+import usetta.text_head
 from conftest import make_image
 from usetta import Classifier, Prediction, methods
 from usetta.cli import app
@@ -183,7 +184,7 @@ def test_the_worked_example_answers_as_its_formulas_say(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "mine", ModuleType("mine"))  # `import mine` finds it done
     monkeypatch.setattr(usetta.classifier, "load_model", lambda _name, **_options: tiny_model)
-    monkeypatch.setattr(usetta.classifier, "is_settled", lambda *_, **__: False)  # so that it gets all views
+    monkeypatch.setattr(usetta.text_head, "is_settled", lambda *_, **__: False)  # so that it gets all views
     tuned = answer_of(USED)
     plain = answer_of(USED.replace('"gini"', '"confident"'))
 

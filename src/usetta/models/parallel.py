@@ -74,7 +74,7 @@ def map_chunks(work: Callable[[Tensor], Tensor], rows: Tensor, device: torch.dev
     if workers < 2:
         return torch.cat([work_on(chunk) for chunk in chunks])
     try:
-        with ThreadPoolExecutor(workers, "usetta-encode", torch.set_num_threads, (threads // workers,)) as pool:
+        with ThreadPoolExecutor(workers, "usetta-encode", _compute_with, (threads // workers,)) as pool:
             return torch.cat(list(pool.map(work_on, chunks)))
     finally:
         torch.set_num_threads(threads)  # what a worker sets is its own, but also the default of threads to come
@@ -92,7 +92,7 @@ def map_on_cores(work: Callable[[T], None], items: Sequence[T]) -> None:
         work(item)
 
     try:
-        with ThreadPoolExecutor(threads, "usetta-core", torch.set_num_threads, (1,)) as pool:
+        with ThreadPoolExecutor(threads, "usetta-core", _compute_with, (1,)) as pool:
             for future in [pool.submit(copy_context().run, on_one_core, item) for item in items]:
                 future.result()
     finally:
@@ -108,6 +108,16 @@ def agrees_on_one_core(encode: Callable[[Tensor], Tensor], size: int) -> bool:
     by_one: list[Tensor] = []
     map_on_cores(lambda views: by_one.append(encode(views)), [views])
     return torch.equal(encode(views), by_one[0])
+
+
+def _compute_with(threads: int) -> None:
+    """A new thread shares its operations among `threads`.
+
+    PyTorch gives a thread the number that any thread has set last, once, at its first operation. It is asked for that
+    here, so that it does not come later and replace the thread's own number.
+    """
+    torch.get_num_threads()
+    torch.set_num_threads(threads)
 
 
 class _AttentionThreads(TorchFunctionMode):
