@@ -24,8 +24,7 @@ from usetta import methods
 from usetta.classifier import Classifier
 from usetta.methods.recipe import run
 from usetta.models.clip import CLIP, random_model
-from usetta.models.config import ViTConfig
-from usetta.models.registry import ARCHITECTURES
+from usetta.models.config import ARCHITECTURES, ViTConfig
 from usetta.prompts import ClassPrompts
 from usetta.timing import class_names, generated_image
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.common import load, log, show
 from usetta import methods
-from usetta.batch.runner import Batch, BatchSettings, BatchWorker
+from usetta.batch.runner import BatchSettings, BatchWorker, ImageBatch
 from usetta.batch.sources import BatchImage
 from usetta.distributed import RayEngine
 from usetta.timing import class_names, generated_jpeg
@@ -49,7 +49,7 @@ class TimedWorker:
         setting = BatchSettings(tuple(class_names(100)), methods.get("se"), ("a photo of a {}.",), views=views)
         self._worker = BatchWorker(setting.classifier(load()), 1)
 
-    def run(self, batches: Iterable[Batch]) -> Generator[Span, None, None]:
+    def run(self, batches: Iterable[ImageBatch]) -> Generator[Span, None, None]:
         for batch in batches:
             begin = time.time()
             for _ in self._worker.run([batch]):
@@ -58,7 +58,7 @@ class TimedWorker:
 
 def throughput(workers: int, images: int, views: int) -> float:
     """Images per second while all workers are busy."""
-    batches = (Batch((i,), (BatchImage("", str(i), generated_jpeg(i)),)) for i in range(images))
+    batches = (ImageBatch((i,), (BatchImage("", str(i), generated_jpeg(i)),)) for i in range(images))
     engine = RayEngine("local", workers)
     spans = [span for _, span in engine.run(partial(TimedWorker, views), batches) if isinstance(span, Span)]
     started = {span.worker for span in spans}

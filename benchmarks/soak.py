@@ -49,7 +49,8 @@ class Soak:
 
     def client(self, seed: int) -> None:
         """Send requests until the end."""
-        rng, wires = random.Random(seed), []  # noqa: S311
+        wires: list[Any] = []
+        rng = random.Random(seed)  # noqa: S311
         while not self.stopping.is_set():
             try:
                 self._one(rng, wires)
@@ -61,12 +62,13 @@ class Soak:
         kind = rng.random()
         url = f"http://127.0.0.1:{self.port}"
         if kind < 0.7:
-            sent, *key = rng.choice(self._goods)
+            sent, number, method, views = rng.choice(self._goods)
+            key = number, method, views
             answer = httpx.post(
                 url + sent.path, content=sent.body, headers={"content-type": sent.content_type}, timeout=120
             )
             if answer.status_code == 200:
-                self._compare(answer.json(), self._expected[tuple(key)])
+                self._compare(answer.json(), self._expected[key])
             elif answer.status_code not in (429, 503):
                 self.wrong.append(f"{key}: {answer.status_code} {answer.text[:200]}")
         elif kind < 0.95:

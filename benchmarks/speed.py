@@ -32,10 +32,10 @@ from benchmarks.common import load, log, show
 from usetta import Classifier, methods
 from usetta.adaptive import is_settled, stages
 from usetta.data import load_dataset
-from usetta.episode import encode
 from usetta.images import open_image
 from usetta.methods.recipe import run
 from usetta.models import load_model, parallel
+from usetta.models.base import encode_views
 from usetta.models.config import OPENAI_MEAN, OPENAI_STD
 from usetta.models.precision import computes_in_bf16
 from usetta.models.towers import normalised
@@ -202,7 +202,7 @@ def tower(rounds: int) -> dict[str, float]:
             hidden = block(hidden)
         exact.image_tower.pool(hidden)
 
-    ways = [partial(encode, embedded(precision), pixels) for precision in PRECISIONS]
+    ways = [partial(encode_views, embedded(precision), pixels) for precision in PRECISIONS]
     slow, *quick = shortest_in_turns([plain, *ways], min(rounds, 3))
     return {precision: slow / taken for precision, taken in zip(PRECISIONS, quick, strict=True)}
 
@@ -246,7 +246,7 @@ def tower_agreement(images: int) -> float:
                     int(run(methods.get(method), features[None], text, exact.logit_scale).probs.argmax())
                     for method in ("clip", "se")
                 ]
-                for features in (encode(exact, pixels), encode(other, pixels))
+                for features in (encode_views(exact, pixels), encode_views(other, pixels))
             )
             same += ours == theirs
     return same / (len(SETS) * images)
@@ -284,14 +284,14 @@ def adaptive(images: int) -> tuple[float, float]:
             right = [
                 int(run(se, seen[None, :n], text, model.logit_scale).probs.argmax()) == item.label for n in (views, 64)
             ]
-            sums += seconds, whole_time, views, *right
-        early, late, views, few, all_of_them = sums
+            sums += np.array([seconds, whole_time, views, *right])
+        early, late, used, few, all_of_them = sums.tolist()
         log(
-            f"{name}: {views / images:.1f} views instead of 64, {late / early:.2f} times as fast, "
+            f"{name}: {used / images:.1f} views instead of 64, {late / early:.2f} times as fast, "
             f"{few:.0f} of {images} right instead of {all_of_them:.0f}"
         )
         whole += sums
-    early, late, _, few, all_of_them = whole
+    early, late, _, few, all_of_them = whole.tolist()
     return late / early, 100 * (few - all_of_them) / (len(SETS) * images)
 
 

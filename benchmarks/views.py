@@ -148,8 +148,8 @@ class DevicePipeline(Pipeline):
         self._tower = tower
         self._marks: deque[threading.Event] = deque()
 
-    def launch(self, images: Sequence[PendingImage]) -> EncodeLaunch:
-        launched = super().launch(images)
+    def launch(self, images: Sequence[PendingImage], *, share_cores: bool = False) -> EncodeLaunch:
+        launched = super().launch(images, share_cores=share_cores)
         self._marks.append(self._tower.given(0))
         return launched
 
@@ -193,7 +193,7 @@ def measure(rounds: int) -> dict[str, float]:
     for augmix, suffix in ((False, ""), (True, "_augmix")):
         figures[f"device_over_host{suffix}"] = device_over_host(augmix, rounds)
     make = ViewPlan.make
-    ViewPlan.make = lambda plan, device: torch.zeros(plan.recipe.views, 3, 1, 1)  # type: ignore[method-assign]
+    ViewPlan.make = lambda plan, device: torch.zeros(plan.recipe.views, 3, 1, 1)  # type: ignore
     try:
         for rate in RATES:
             for augmix, suffix in ((False, ""), (True, "_augmix")):

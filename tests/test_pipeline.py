@@ -288,7 +288,8 @@ def test_images_that_share_a_batch_get_their_own_features_whoever_is_first(
             together, expected = (
                 torch.stack([result.probs for result in head.answer(recipe, group)]) for group in (outcomes, alone)
             )
-            torch.testing.assert_close(together, expected, atol=1e-6, rtol=0)
+            # A logit is a hundred times a cosine, so probabilities differ by more than features.
+            torch.testing.assert_close(together, expected, atol=1e-5, rtol=0)
         batches.append(tower.batches)
     assert batches[0] == batches[1]
     assert max(batches[0]) > VIEWS, "several images shared a batch"
