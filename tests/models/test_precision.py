@@ -1,5 +1,6 @@
 """Precisions of the image tower."""
 
+import copy
 import logging
 import shutil
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from usetta.models.base import encode_views, encode_views_together
 from usetta.models.clip import CLIP, VisionTransformer, random_model
 from usetta.models.config import ARCHITECTURES, CLIPConfig, ViTConfig
 from usetta.models.int8 import Int8Blocks, Int8Linear, rotation, round_rows, scale_rows
+from usetta.models.onednn import pack_blocks
 from usetta.models.precision import computes_in_bf16, prepare, resolve_device, resolve_precision
 from usetta.models.towers import TwoTowers
 
@@ -46,6 +48,29 @@ def test_int8_is_close_to_fp32(activation: str) -> None:
 
 def test_bf16_is_close_to_fp32() -> None:
     assert cosines(TINY_VIT, "bf16").min() > 0.9995
+
+
+@pytest.mark.skipif(not computes_in_bf16(), reason="this processor has no bf16 instructions")
+@pytest.mark.parametrize("activation", ["quick_gelu", "gelu"])
+def test_packed_blocks_are_the_blocks(activation: str) -> None:
+    """They round less often than PyTorch's linear layers in bf16, so they are at least as close to fp32."""
+    config = replace(TINY_VIT, activation=activation)  # type: ignore[arg-type]
+    assert isinstance(config.vision, ViTConfig)
+    tower = VisionTransformer(config, config.vision).requires_grad_(False)
+    for parameter in tower.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())) / 8)
+    hidden = torch.randn(3, config.vision.tokens, config.vision.width, generator=torch.Generator().manual_seed(0))
+    exact = tower.blocks[0](hidden)
+    tower.to(torch.bfloat16)
+    plain = tower.blocks[0](hidden.bfloat16()).float()
+    keys = list(tower.state_dict())
+    pack_blocks(tower)
+    packed = copy.deepcopy(tower).blocks[0](hidden.bfloat16()).float()
+    assert list(tower.state_dict()) == keys
+    assert torch.equal(tower.blocks[0](hidden.bfloat16()).float(), packed)
+    assert not torch.equal(packed, plain)
+    assert (packed - exact).square().mean() <= (plain - exact).square().mean()
+    torch.testing.assert_close(tower.float().blocks[0](hidden), exact, atol=0.1, rtol=0)
 
 
 def test_an_outlier_in_the_stream_does_no_harm() -> None:

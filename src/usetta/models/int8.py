@@ -149,13 +149,13 @@ def round_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def scale_rows(product: Tensor, step: Tensor, bias: Tensor) -> Tensor:
-    """The output of a linear layer (m, N)."""
-    return torch.addcmul(bias, product, step)
+    """The output of a linear layer (m, N), in the memory of its `product`: a new tensor costs more than the sums."""
+    return torch.addcmul(bias, product, step, out=product)
 
 
 def _add(rows: Tensor, product: Tensor, step: Tensor, bias: Tensor) -> Tensor:
-    """The stream (m, N) with the output of a linear layer added."""
-    return torch.addcmul(bias, product, step).add_(rows)
+    """The stream (m, N) with the output of a linear layer added, in the memory of its `product`."""
+    return scale_rows(product, step, bias).add_(rows)
 
 
 def _activate(product: Tensor, step: Tensor, bias: Tensor, is_quick: bool) -> tuple[Tensor, Tensor]:
@@ -163,7 +163,7 @@ def _activate(product: Tensor, step: Tensor, bias: Tensor, is_quick: bool) -> tu
     x, lowest = scale_rows(product, step, bias), _lowest(is_quick)
     x = silu(x, inplace=True) if is_quick else gelu(x)
     step = x.amax(dim=1, keepdim=True).sub_(lowest).div_(255)
-    return torch.sub(x, lowest).mul_(step.reciprocal()).add_(0.5).to(torch.uint8), step
+    return x.sub_(lowest).mul_(step.reciprocal()).add_(0.5).to(torch.uint8), step
 
 
 def _lowest(is_quick: bool) -> float:

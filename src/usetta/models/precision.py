@@ -11,6 +11,7 @@ import torch
 
 from usetta.models.base import Model, ModelError
 from usetta.models.clip import CLIP, VisionTransformer
+from usetta.models.onednn import pack_blocks
 from usetta.models.towers import TwoTowers
 
 PRECISIONS = ("fp32", "bf16", "fp16", "int8")
@@ -88,6 +89,8 @@ def prepare(
     elif precision in _HALVES:
         _check_half(device, precision)
         model.image_tower.to(_HALVES[precision])
+        if device.type == "cpu" and computes_in_bf16() and not compiled:
+            _pack(model)
     if model.device.type == "cuda":
         # Convolutions are fastest in this layout there; PyTorch's types do not know this way to call `to`.
         model.image_tower.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -109,6 +112,11 @@ def _add_int8(model: TwoTowers) -> None:
     from usetta.models.int8 import Int8Blocks
 
     model.int8_blocks = Int8Blocks(model.image_tower)
+
+
+def _pack(model: TwoTowers) -> None:
+    if isinstance(model.image_tower, VisionTransformer):
+        pack_blocks(model.image_tower)
 
 
 def _check_compiler(device: torch.device) -> None:
