@@ -17,6 +17,7 @@ from torch.nn.functional import gelu, scaled_dot_product_attention, silu
 
 from usetta.models.base import ModelError
 from usetta.models.clip import QUICK, Block, VisionTransformer
+from usetta.models.precision import computes_in_bf16
 
 _WEIGHT_LEVELS = 127
 _PAIR_LEVELS = (2**15 - 1) // 255 - 1  # one less, because both are rounded
@@ -68,6 +69,8 @@ class _Int8Block(nn.Module):
         self.heads = attention.heads
         self.eps = block.ln_1.eps
         self.is_quick = mlp.is_quick
+        # Queries, keys and values have 8 bits of their own, so bf16 loses little where a processor computes in it.
+        self.attention_type = torch.bfloat16 if computes_in_bf16() else torch.float32
         # QuickGELU is a SiLU between two factors, which weights can carry.
         quick = QUICK if mlp.is_quick else 1.0
         self.qkv = _reader(attention.qkv, block.ln_1, turn)
@@ -81,10 +84,10 @@ class _Int8Block(nn.Module):
         """The first `kept` hidden states (n, kept, width) after this block."""
         n, length, width = hidden.shape
         levels, step = _read(hidden.view(-1, width), self.eps)
-        qkv = scale_rows(self.qkv(levels), step, self.qkv.bias)
+        qkv = scale_rows(self.qkv(levels), step, self.qkv.bias).to(self.attention_type)
         q, k, v = qkv.view(n, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         mixed = scaled_dot_product_attention(q[:, :, :kept], k, v).transpose(1, 2).reshape(-1, width)
-        levels, step = round_rows(mixed)
+        levels, step = round_rows(mixed.float())
         rows = _add(hidden[:, :kept].reshape(-1, width), self.out(levels), step, self.out.bias)
         levels, step = _read(rows, self.eps)
         levels, step = _activate(self.up(levels), step, self.up.bias, self.is_quick)
