@@ -90,17 +90,24 @@ def test_finished_images_are_known_and_bad_images_are_tried_again(tmp_path: Path
     assert [row["key"] for row in read(tmp_path)] == ["0.png", "2.png", "1.png"]
 
 
-def test_slow_rows_are_written_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_rows_are_saved_every_ten_seconds_and_share_a_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = 1000.0
     monkeypatch.setattr(parts.time, "monotonic", lambda: now)
     with Parts(tmp_path, FACTS) as opened:
-        opened.add(answer(0))
-        now += 59
-        opened.add(answer(1))
-        assert opened.rows == 0
-        now += 2
-        opened.add(answer(2))
-        assert opened.rows == 3
+        for number, (passed, saved, files) in enumerate(
+            [(1, 0, 0), (8, 0, 0), (2, 3, 1), (1, 3, 1), (9, 5, 1), (299, 6, 1), (1, 6, 1), (10, 8, 2)]
+        ):
+            now += passed
+            opened.add(answer(number))
+            assert (opened.rows, len(opened.files())) == (saved, files), number
+            if saved:
+                assert [row["key"] for row in read(tmp_path)] == [f"{n}.png" for n in range(saved)]
+        now -= 500  # the clock was set back
+        opened.add(answer(8))
+        assert opened.rows == 9
+    assert [row["key"] for row in read(tmp_path)] == [f"{n}.png" for n in range(9)]
 
 
 @pytest.mark.parametrize(

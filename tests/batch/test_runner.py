@@ -15,7 +15,7 @@ from usetta.batch import runner
 from usetta.batch.parts import OutputError
 from usetta.batch.runner import BatchSettings, ImageBatch, classify
 from usetta.batch.sources import BatchImage, SourceOptions
-from usetta.distributed import Failed, LocalEngine
+from usetta.distributed import Failed, LocalEngine, Pace, pacing
 from usetta.models.clip import CLIP
 
 pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
@@ -120,14 +120,14 @@ class Failing(Counting):
 def test_a_run_that_was_stopped_goes_on_and_computes_nothing_twice(model: CLIP, zoo: Path, tmp_path: Path) -> None:
     classify(model, settings(), [str(zoo)], tmp_path / "whole")
     counting: Any = Failing(model)
-    counting.after = 9 * 8  # views of nine images: one batch and a bit
+    counting.after = 9 * 8  # views of nine images
     with pytest.raises(KeyboardInterrupt):
         classify(counting, settings(), [str(zoo)], tmp_path / "out")
-    assert len(rows(tmp_path / "out")) == 8
+    assert len(rows(tmp_path / "out")) == 9  # in this process each is saved by itself
     again: Any = Failing(model)
     done = classify(again, settings(), [str(zoo)], tmp_path / "out")
-    assert (done.images, done.before, done.failed) == (12, 8, 1)
-    assert again.encoded == 11 * 8
+    assert (done.images, done.before, done.failed) == (11, 9, 1)
+    assert again.encoded == 10 * 8
     assert rows(tmp_path / "out") == rows(tmp_path / "whole")
     make_image(19).save(zoo / "19.png")  # what was bad is tried again
     make_image(20).save(zoo / "20.png")  # and what is new is added
@@ -221,15 +221,16 @@ def test_a_cache_changes_no_answer_and_spares_the_tower(model: CLIP, zoo: Path, 
 def test_progress_is_reported(model: CLIP, zoo: Path, tmp_path: Path) -> None:
     lines: list[str] = []
     classify(model, settings("clip"), [str(zoo)], tmp_path / "out", log=lines.append, period=0)
-    assert lines[0].startswith("8 images, ")
+    assert [line.split(",")[0] for line in lines[:2]] == ["1 image", "2 images"]
     assert lines[0].endswith(f"/s, 0 failed, 0 in {tmp_path / 'out'}")
     assert lines[-1].startswith("20 images, ")
 
 
 def test_batches_are_of_few_images_and_few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "_BATCH_BYTES", 100)
-    sizes = [10] * 9 + [60, 50, 10, 200, 10]
-    batches = list(runner._batches(BatchImage("s", str(i), bytes(size)) for i, size in enumerate(sizes)))
+    sizes, pace = [10] * 9 + [60, 50, 10, 200, 10], Pace(8)
+    pace.images = 8
+    batches = list(runner._batches((BatchImage("s", str(i), bytes(size)) for i, size in enumerate(sizes)), pace))
     assert [[len(image.place) for image in batch.images] for batch in batches] == [
         [10] * 8,
         [10, 60, 50],
@@ -239,3 +240,23 @@ def test_batches_are_of_few_images_and_few_bytes(monkeypatch: pytest.MonkeyPatch
     assert len({batch.key for batch in batches}) == 4
     keys = [part.key for batch in batches for part in batch.parts()]
     assert len({*keys}) == len(sizes)
+
+
+@pytest.mark.parametrize(("slow", "sizes"), [(False, [1, 2, 4, 8, 4]), (True, [1] * 19)])
+def test_images_that_take_long_travel_alone(
+    model: CLIP, zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: bool, sizes: list[int]
+) -> None:
+    """An engine returns whole batches, so a kill loses those that are on their way."""
+    (zoo / "19.png").unlink()
+    monkeypatch.setattr(pacing, "_SOON", 0.0 if slow else 1000.0)
+    seen: list[int] = []
+
+    class Engine(LocalEngine):
+        def run(self, make_worker: Any, items: Any) -> Any:
+            for item in items:  # one at a time, so that their number follows from nothing but the pace
+                seen.append(len(item.images))
+                yield from super().run(make_worker, [item])
+
+    classify(model, settings("clip"), [str(zoo)], tmp_path / "out", engine=Engine(), load=lambda: model)
+    assert seen == sizes
+    assert len(rows(tmp_path / "out")) == 19

@@ -7,6 +7,7 @@ import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -15,6 +16,7 @@ from conftest import make_image
 from evaluate.runs import VIEWS, Counting, content, make_dataset
 from evaluate.test_store import ROW
 from usetta.cli import app
+from usetta.distributed import LocalEngine, pacing
 from usetta.evaluate import writing
 from usetta.evaluate.repair import repair
 from usetta.evaluate.runner import EvalSettings, evaluate
@@ -69,6 +71,28 @@ def test_every_answer_is_saved_within_a_second(
     monkeypatch.setattr(Store, "add", lambda store, rows, *more: (saved.append(len(rows)), add(store, rows, *more)))
     evaluate(tiny_model, [make_dataset(tmp_path)], ["clip", "se"], tmp_path / "run", SETTINGS)
     assert saved == [2] * 5
+
+
+@pytest.mark.parametrize(("slow", "sizes"), [(False, [1, 2, 1, 4, 3]), (True, [1] * 11)])
+def test_slow_images_are_saved_one_by_one_whatever_the_batch(
+    tiny_model: CLIP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: bool, sizes: list[int]
+) -> None:
+    monkeypatch.setattr(pacing, "_SOON", 0.0 if slow else 1000.0)
+    monkeypatch.setattr(pacing, "_LONG", 0.0 if slow else 1000.0)
+    monkeypatch.setattr(writing, "_SECONDS", 0.0)
+    saved: list[int] = []
+    add = Store.add
+    monkeypatch.setattr(Store, "add", lambda store, rows, *more: (saved.append(len(rows)), add(store, rows, *more)))
+
+    class Engine(LocalEngine):
+        def run(self, make_worker: Any, items: Any) -> Any:
+            for item in items:
+                yield from super().run(make_worker, [item])
+
+    things = make_dataset(tmp_path, images=11)
+    run = {"engine": Engine(), "load": lambda: tiny_model, "batch_size": 4}
+    evaluate(tiny_model, [things], ["clip"], tmp_path / "run", SETTINGS, **run)  # type: ignore[arg-type]
+    assert saved == sizes
 
 
 def many_rows(folder: Path) -> None:

@@ -35,8 +35,11 @@ _PART = re.compile(r"part-(?:(\d+)-)?(\d+)\.parquet")
 """Its rank, if there were several processes, and its number."""
 _MAX_ROWS = 10_000
 """Of a part."""
-_MAX_SECONDS = 60.0
-"""After which a part is written, however small: nobody wants to lose an hour of slow images."""
+_SAVE_SECONDS = 10.0
+"""After which rows are saved: a kill loses no more."""
+_PART_SECONDS = 300.0
+"""After which a part is finished, however small. Until then it is written anew whenever rows are saved, so that slow
+images do not make thousands of files."""
 _METADATA = b"usetta"
 """Key of the facts in a file's metadata."""
 
@@ -99,11 +102,14 @@ class Parts:
         self.out = out
         self.folder = out.with_name(f"{out.name}.parts") if is_one_file(out) else out
         self.rows = 0
-        """Written since it was opened."""
+        """Saved since it was opened."""
         self._shard = shard or Shard()
         self._prefix = "part-" if self._shard.is_whole else f"part-{self._shard.rank}-"
         self._pending: list[PredictionRow] = []
-        self._last_flush = time.monotonic()
+        """The rows of the part that is not finished."""
+        self._in_part = 0
+        """How many of them are saved."""
+        self._begun = self._saved = time.monotonic()
         self._schema = _schema()
         self._facts = json.loads(json.dumps(facts))
         check_output(out, shard)
@@ -153,21 +159,30 @@ class Parts:
             yield from zip(answered["source"].to_pylist(), answered["key"].to_pylist(), strict=True)
 
     def add(self, row: PredictionRow) -> None:
-        """Take a row; it is written together with others."""
+        """Take a row; it is saved together with others."""
+        now = time.monotonic()
+        if not self._pending:
+            self._begun = now
         self._pending.append(row)
-        if len(self._pending) >= _MAX_ROWS or time.monotonic() - self._last_flush > _MAX_SECONDS:
+        if len(self._pending) >= _MAX_ROWS or not 0 <= now - self._begun < _PART_SECONDS:
             self.flush()
+        elif not 0 <= now - self._saved < _SAVE_SECONDS:
+            self._save()
 
     def flush(self) -> None:
-        """Write all pending rows."""
+        """Save all rows, and finish the part."""
         if self._pending:
-            rows = [asdict(row) for row in self._pending]
-            table = arrow("pyarrow").Table.from_pylist(rows, schema=self._schema)
-            self._write(f"{self._prefix}{self._next:06}.parquet", table)
-            self.rows += len(rows)
+            self._save()
             self._next += 1
-            self._pending = []
-        self._last_flush = time.monotonic()
+            self._pending, self._in_part = [], 0
+
+    def _save(self) -> None:
+        """Write the part that is not finished, in the place of what was saved of it before."""
+        table = arrow("pyarrow").Table.from_pylist([asdict(row) for row in self._pending], schema=self._schema)
+        self._write(f"{self._prefix}{self._next:06}.parquet", table)
+        self.rows += len(self._pending) - self._in_part
+        self._in_part = len(self._pending)
+        self._saved = time.monotonic()
 
     def _write(self, name: str, table: Any) -> None:
         with atomic_file(self.folder / name) as file:

@@ -23,7 +23,7 @@ from usetta.answer_warnings import is_near_chance
 from usetta.batch.parts import Parts, PredictionRow, SeenKeys
 from usetta.batch.sources import BatchImage, SourceOptions, images
 from usetta.classifier import Classifier
-from usetta.distributed import Engine, Failed, LocalEngine, Shard, VerifiedLoader
+from usetta.distributed import Engine, Failed, LocalEngine, Pace, Shard, VerifiedLoader
 from usetta.images import ImageError
 from usetta.methods.recipe import Recipe
 from usetta.models import Model
@@ -31,7 +31,7 @@ from usetta.prediction import Prediction
 from usetta.rejection import Calibration, Score
 
 _BATCH_IMAGES = 8
-"""Images that travel together,"""
+"""Images that travel together at most,"""
 _BATCH_BYTES = 2**24
 """as long as they carry no more bytes than this."""
 
@@ -156,13 +156,16 @@ def classify(
             reward = VerifiedLoader(load_reward_model, reward_model.fingerprint)
         make_worker = _BatchWorkerFactory(settings, VerifiedLoader(load, model.fingerprint), reward)
     done = failed = before = near_chance = 0
+    # In this process images need no company, unless a device computes several at once.
+    pace = Pace(1 if engine is None and classifier.batch_size == 1 else _BATCH_IMAGES)
     with closing(SeenKeys()) as seen, Parts(out, settings.facts(model, reward_model), shard) as parts:
         for source, key in parts.finished():
             before += seen.add(source, key)
         mine = (shard or Shard()).take(images(sources, options))
         new = (image for image in mine if seen.add(image.source, image.key))
-        with closing((engine or LocalEngine()).run(make_worker, _batches(new))) as results:
+        with closing((engine or LocalEngine()).run(make_worker, _batches(new, pace))) as results:
             for batch, result in results:
+                pace.returned(batch.key)
                 for row in _failed_rows(batch, result) if isinstance(result, Failed) else result:
                     parts.add(row)
                     done += 1
@@ -174,7 +177,7 @@ def classify(
                 if time.monotonic() - reported >= period:
                     reported = time.monotonic()
                     speed = done / (reported - started)
-                    log(f"{done} images, {speed:.3g}/s, {failed} failed, {parts.rows} in {out}")
+                    log(f"{done} image{'s' * (done != 1)}, {speed:.3g}/s, {failed} failed, {parts.rows} in {out}")
     return BatchSummary(done, failed, before, time.monotonic() - started, near_chance)
 
 
@@ -195,6 +198,7 @@ class BatchWorker:
 
     def __init__(self, classifier: Classifier, top: int) -> None:
         self._classifier = classifier
+        self._most = classifier.batch_size
         self._top = top
 
     def run(self, batches: Iterable[ImageBatch]) -> Generator[list[PredictionRow], None, None]:
@@ -204,6 +208,8 @@ class BatchWorker:
         def sources() -> Iterator[Callable[[], str | bytes]]:
             for batch in batches:
                 taken.append(batch)
+                # Images that are slow come in small batches, and should not wait for others in the classifier either.
+                self._classifier.batch_size = min(self._most, len(batch.images))
                 yield from (image.read for image in batch.images)
 
         with closing(self._classifier.stream(sources())) as outcomes:
@@ -246,15 +252,17 @@ class _BatchWorkerFactory:
         return BatchWorker(self.settings.classifier(self.load(), reward_model), self.settings.top)
 
 
-def _batches(stream: Iterable[BatchImage]) -> Iterator[ImageBatch]:
+def _batches(stream: Iterable[BatchImage], pace: Pace) -> Iterator[ImageBatch]:
     number, batch, size = 0, list[BatchImage](), 0
     for image in stream:
         batch.append(image)
         size += len(image.place) if isinstance(image.place, bytes) else 0
-        if len(batch) == _BATCH_IMAGES or size >= _BATCH_BYTES:
+        if len(batch) >= pace.images or size >= _BATCH_BYTES:
+            pace.sent((number,))
             yield ImageBatch((number,), tuple(batch))
             number, batch, size = number + 1, [], 0
     if batch:
+        pace.sent((number,))
         yield ImageBatch((number,), tuple(batch))
 
 

@@ -1,6 +1,7 @@
 """Where work runs: in this process, on a Ray cluster, or in several processes that each take their share."""
 
 from usetta.distributed.local import Engine, EngineError, Failed, LocalEngine, VerifiedLoader, Work, Worker
+from usetta.distributed.pacing import Pace
 from usetta.distributed.ray import RayEngine
 from usetta.distributed.shards import Shard
 
@@ -9,6 +10,7 @@ __all__ = [
     "EngineError",
     "Failed",
     "LocalEngine",
+    "Pace",
     "RayEngine",
     "Shard",
     "VerifiedLoader",

@@ -1,8 +1,10 @@
 """A run: methods on datasets under seeds, into a directory that can be continued.
 
-The plan of a run is what its store lacks. It is cut into work items by the place of the images in their dataset, and an
-item is written whole or not at all, so a run that was killed continues with the very same items and ends with the very
-same rows. An engine decides where items are done; the store is written here alone, whoever did them and in any order.
+The plan of a run is what its store lacks. It is cut into work items by the place of the images in their dataset, so
+that processes which share a run share no image, and, where images are slow, into smaller ones on the way, so that what
+is known is saved every few seconds. An item is written whole or not at all. Where images are answered by themselves, a
+run that was killed ends with the very same rows as one that was not. An engine decides where items are done; the store
+is written here alone, whoever did them and in any order.
 """
 
 import hashlib
@@ -20,7 +22,7 @@ from usetta import methods as known_methods
 from usetta.adaptive import ADAPTIVE, Views, accepted_changes, most_views
 from usetta.coop import load_context, template_of
 from usetta.data import DataError, Dataset
-from usetta.distributed import Engine, Failed, LocalEngine, Shard, VerifiedLoader
+from usetta.distributed import Engine, Failed, LocalEngine, Pace, Shard, VerifiedLoader
 from usetta.evaluate.merge import shard_folder
 from usetta.evaluate.orders import SHUFFLED, StreamOrder
 from usetta.evaluate.run_log import RunLog, RunningAccuracy
@@ -38,7 +40,7 @@ from usetta.views import ViewRecipe
 _SHOWN = 4
 """Methods whose accuracy is shown beside the progress bar."""
 _ITEM_IMAGES = 8
-"""Images of a work item, unless the batch size says otherwise."""
+"""Images of a work item at most, unless the batch size says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -102,11 +104,11 @@ def evaluate(
     one. `ood`: datasets whose images are classified among the classes of each of the others, none of which is right.
 
     `limit`: at most so many images of each dataset, evenly spread over its list. `reward_model`: for methods that learn
-    from rewards, otherwise the model itself. `cache`: a folder for features of views. `batch_size` images go through a
-    method together, by default one on a CPU and eight elsewhere; `threads` make views. `engine`: where the work is
-    done, by default in this process; workers elsewhere get the models by `load` and `load_reward_model`, which are
-    pickled. `shard`: the share of this process, if several share the work; `merge_shards` puts them together. Failed
-    images and finished datasets are reported by `log`.
+    from rewards, otherwise the model itself. `cache`: a folder for features of views. `batch_size` images at most go
+    through a method together, by default one on a CPU and eight elsewhere; `threads` make views. `engine`: where the
+    work is done, by default in this process; workers elsewhere get the models by `load` and `load_reward_model`, which
+    are pickled. `shard`: the share of this process, if several share the work; `merge_shards` puts them together.
+    Failed images and finished datasets are reported by `log`.
     """
     settings = settings or EvalSettings()
     shard = shard or Shard()
@@ -151,7 +153,8 @@ def evaluate(
             forget_changed(job.dataset, stores, log)
         # Where images are answered by themselves, each is an item, so that it is saved as soon as it is known.
         alone = engine is None and Pipeline(model).images_at_once == 1
-        plan = _plan(jobs.values(), seeds, limit, batch_size or (1 if alone else _ITEM_IMAGES), shard, stores)
+        pace = Pace(batch_size or (1 if alone else _ITEM_IMAGES))
+        plan = _plan(jobs.values(), seeds, limit, pace.most, shard, stores)
         plan += _stream_plan(shard.take(streams), stores)
         make_worker: Callable[[], EvalWorker]
         if engine is None:
@@ -167,8 +170,9 @@ def evaluate(
             left[item.dataset, item.seed, item.order_seed] += len(item.images)
         writer = stack.enter_context(closing(ResultWriter(store, jobs, run_log, accuracy)))
         tick = stack.enter_context(bar(sum(left.values()), "Evaluating", progress, speed=True))
-        results = stack.enter_context(closing(engine.run(make_worker, plan)))
+        results = stack.enter_context(closing(engine.run(make_worker, _paced(plan, pace))))
         for item, result in results:
+            pace.returned(item.key)
             outcome = Outcome(failed=_failed_images(item, result)) if isinstance(result, Failed) else result
             writer.add(item, outcome)
             for image in outcome.failed:
@@ -353,6 +357,15 @@ def _plan(
                 done[key] = set().union(*(store.done(*key) for store in stores))
     items = (_work_item(job, seed, numbers, done) for job, seed, numbers in shard.take(places))
     return [item for item in items if item.images]
+
+
+def _paced(plan: Iterable[WorkItem], pace: Pace) -> Iterator[WorkItem]:
+    """The items of a plan in pieces that do not take long, as an engine takes them; a stream stays whole."""
+    for item in plan:
+        for images in [item.images] if item.is_stream else pace.pieces(item.images):
+            piece = replace(item, images=tuple(images))
+            pace.sent(piece.key)
+            yield piece
 
 
 def _work_item(
