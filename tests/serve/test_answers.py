@@ -15,6 +15,9 @@ from usetta.coop import save_context
 from usetta.methods.recipe import READOUTS
 from usetta.models.clip import CLIP, random_model
 from usetta.prompts import ClassPrompts
+from usetta.rejection import Calibration
+from usetta.serve.monitoring import ServerMetrics
+from usetta.serve.service import ModelService
 from usetta.serve.settings import Limits, Settings
 
 NEAR = {"rel": 0, "abs": 1e-4}
@@ -74,6 +77,35 @@ def test_an_answer_may_be_rejected(server: Running) -> None:
     refused = server.send({"classes": CLASSES, "reject_below": "2"})
     assert refused.status_code == 422
     assert refused.json()["error"]["field"] == "reject_below"
+
+
+def test_a_calibration_counts_for_its_method_and_the_default_model(
+    tiny_model: CLIP, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    known, path = Calibration("tiny", tiny_model.fingerprint, "se", 2.0, 0.5, 0.9, 0.8, 100), tmp_path / "c.json"
+    known.save(path)
+    with running(Settings(calibration=path, extra_models=(str(tiny_checkpoint),)), tiny_model) as server:
+        right = Classifier(CLASSES, tiny_model, views=8, calibration=path)(png(1))
+        answer = server.ask(png(1)).json()
+        assert answer["calibrated"] == pytest.approx(right.calibrated, abs=1e-4)
+        assert answer["rejected"] is right.rejected
+        assert server.ask(png(1), reject_below=0).json()["rejected"] is False
+        assert server.ask(png(1), reject_below=1).json()["rejected"] is True
+        for other in ({"method": "use"}, {"reject": "margin"}, {"model": "open_clip_model"}):
+            plain = server.ask(png(1), **other).json()
+            assert (plain["rejected"], plain["calibrated"]) == (None, None), other
+        compared = server.compare(png(1), methods=["se", "use"]).json()["answers"]
+        assert [one["calibrated"] for one in compared] == [answer["calibrated"], None]
+
+
+def test_a_calibration_of_another_model_is_refused(tiny_model: CLIP, tmp_path: Path) -> None:
+    Calibration("other", "0" * 64, "se", 2.0, 0.5, 0.9, 0.8, 100).save(tmp_path / "c.json")
+    service = ModelService(Settings(calibration=tmp_path / "c.json"), ServerMetrics(), tiny_model)
+    service.start()
+    eventually(lambda: service.failure)
+    assert "the calibration was fitted on the model other, and tiny-random is another" in str(service.failure)
+    with pytest.raises(ValueError, match=r"cannot read the calibration .*nowhere\.json: No such file"):
+        ModelService(Settings(calibration=tmp_path / "nowhere.json"), ServerMetrics(), tiny_model)
 
 
 def test_a_form_says_the_same_as_json(server: Running) -> None:

@@ -195,6 +195,7 @@ def test_every_option_reaches_the_settings(monkeypatch: pytest.MonkeyPatch) -> N
         "c",
     ]
     options += ["--extra-model", "a", "--extra-model", "b", "--reward-model", "r", "--cache", "f"]
+    options += ["--calibration", "d"]
     assert serve("--model", "m", "--port", 1234, *options, "--api-key", "k").exit_code == 0
     ((settings, host, port, _announce),) = asked
     assert (host, port) == ("127.0.0.1", 1234)
@@ -205,5 +206,6 @@ def test_every_option_reaches_the_settings(monkeypatch: pytest.MonkeyPatch) -> N
     assert settings.hosts == ("h",)
     assert (settings.model, settings.extra_models, settings.reward_model) == ("m", ("a", "b"), "r")
     assert (settings.context, settings.cache, settings.keys) == (Path("c"), Path("f"), ("k",))
+    assert settings.calibration == Path("d")
     assert (settings.device, settings.precision) == ("auto", "auto")
     assert (settings.threads, settings.text_bytes) == (3, 99)

@@ -34,6 +34,12 @@ def serve(
         ),
     ] = None,
     context: ContextFile = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of `usetta calibrate`: the answers of its method have a calibrated confidence, and a threshold."
+        ),
+    ] = None,
     cache: Annotated[Path | None, typer.Option(help="Folder that keeps features of views.")] = None,
     max_upload: Annotated[int, typer.Option(help="Bytes of a request.", min=1)] = _LIMITS.upload,
     max_json: Annotated[int, typer.Option(help="Bytes of a request in JSON.", min=1)] = _LIMITS.json,
@@ -91,6 +97,7 @@ def serve(
             extra_models=tuple(extra_model or ()),
             reward_model=reward_model,
             context=context,
+            calibration=calibration,
             cache=cache,
             keys=(*(api_key or ()), *_keys_in(api_key_file)),
             limits=Limits(

@@ -61,7 +61,7 @@ async def compare(
         images = await asyncio.get_running_loop().run_in_executor(service.pool, _thumbnails, episode.pixels)
     return {
         "answers": [
-            answer_of(prediction, task, recipe, options)
+            answer_of(service, prediction, task, recipe, options)
             | {"before_tuning": _before(prediction, options.top), "beta_range": _beta_range(prediction, recipe)}
             for prediction, recipe in zip(predictions, task.recipes, strict=True)
         ],

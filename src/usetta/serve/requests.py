@@ -147,7 +147,7 @@ async def answer_one(
     upload = parsed.uploads[number]
     with refusals(upload):
         _, (prediction,) = await service.answer(task, upload)
-    return answer_of(prediction, task, task.recipes[0], parsed.options)
+    return answer_of(service, prediction, task, task.recipes[0], parsed.options)
 
 
 async def answer_all(
@@ -166,12 +166,17 @@ async def answer_all(
     return await _gather(answer(number) for number in range(len(parsed.uploads)))
 
 
-def answer_of(prediction: Prediction, task: ClassifyTask, recipe: Recipe, options: SharedOptions) -> dict[str, Any]:
+def answer_of(
+    service: ModelService, prediction: Prediction, task: ClassifyTask, recipe: Recipe, options: SharedOptions
+) -> dict[str, Any]:
     """A prediction as callers see it."""
-    if options.reject_below is not None:
-        prediction = replace(prediction, rejection=Rejection(options.reject_below, options.reject))
+    known, below = service.calibration, options.reject_below
+    if known and (task.prompts.model, recipe.name, options.reject) == (service.default, known.method, "confidence"):
+        below = known.reject_below if below is None else below
+        prediction = replace(prediction, rejection=Rejection(below, temperature=known.temperature))
+    elif below is not None:
+        prediction = replace(prediction, rejection=Rejection(below, options.reject))
     answer = prediction.to_dict(options.top)
-    del answer["calibrated"]  # a server has no calibration
     return {"source": answer.pop("source"), "model": task.prompts.model, "method": recipe.name} | answer
 
 

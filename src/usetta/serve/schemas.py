@@ -208,6 +208,7 @@ _ANSWER: dict[str, Any] = {
     "label": "tabby cat",
     "probability": 0.77,
     "rejected": None,
+    "calibrated": None,
     "ranked": [{"label": "tabby cat", "probability": 0.77}, {"label": "red fox", "probability": 0.23}],
     "zero_shot": {"label": "red fox", "probability": 0.51},
     "why": {
@@ -239,7 +240,11 @@ class ImageAnswer(BaseModel):
     probability: float
     rejected: bool | None = Field(
         description="Whether `label` is only the closest class, as the image is probably none of them; null unless "
-        "`reject_below` was given."
+        "`reject_below` was given or the server has a calibration of this method."
+    )
+    calibrated: float | None = Field(
+        description="The share of answers with this probability that are right; null unless the server has a "
+        "calibration of this method."
     )
     ranked: list[RankedClass] = Field(description="The most probable classes.")
     zero_shot: RankedClass = Field(description="The answer of zero-shot CLIP: the image alone, nothing tuned.")

@@ -30,6 +30,7 @@ from usetta.models import Model, ModelError, load_model
 from usetta.models.base import view_recipe
 from usetta.pipeline import ImageRequest, PendingImage, Pipeline
 from usetta.prediction import Prediction
+from usetta.rejection import Calibration
 from usetta.serve.monitoring import ServerMetrics
 from usetta.serve.parsing import Upload
 from usetta.serve.prompt_cache import LearnedContext, PromptCache
@@ -51,6 +52,7 @@ class ModelService:
 
     def __init__(self, settings: Settings, metrics: ServerMetrics, model: Model | None = None) -> None:
         self.settings = settings
+        self.calibration = None if settings.calibration is None else Calibration.load(settings.calibration)
         self.models: dict[str, Model] = {}
         """By name, the default first; complete when the service is ready."""
         self.is_ready = False
@@ -239,6 +241,8 @@ class ModelService:
         settings = self.settings
         first = self._given or self._load_model(settings.model)
         self.models[first.name] = first
+        if (known := self.calibration) is not None:
+            known.rejection(first.name, first.fingerprint, known.method)  # an error if it is about another model
         for name in settings.extra_models:
             model = self._load_model(name, offline=True)
             if model.name in self.models:

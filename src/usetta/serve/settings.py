@@ -66,6 +66,8 @@ class Settings:
     """The model that methods with a reward (RLCF) learn from; by default the model that answers."""
     context: Path | None = None
     """A learned context for `model`, used where a request brings no templates."""
+    calibration: Path | None = None
+    """A file of `usetta calibrate`, for answers of `model` by the method that it was fitted on."""
     cache: Path | None = None
     """A folder that keeps features of views, so that an image is encoded once; it grows without limit."""
     keys: tuple[str, ...] = field(default=(), repr=False)
