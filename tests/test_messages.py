@@ -217,4 +217,8 @@ def _run(line: str, folder: Path, checkpoint: Path) -> str:
     text = "\n".join(boxed) + "\n" if boxed else result.stderr
     text = text.replace(f"{folder}/", "").replace(str(folder), ".").replace(str(checkpoint), "tiny")
     text = re.sub(r"\b\d+(\.\d+)? s\b", "N s", text)
+    # What is wrong with a number is said in typer's words, which differ between its versions.
+    text = re.sub(
+        r"(?<=': )(.* is not in the range .*|Input should be (?:greater|less) than .*)", "(out of range)", text
+    )
     return f"{text}exit code {result.exit_code}\n"

@@ -82,7 +82,9 @@ def bar(total: int, description: str, shown: bool | None = None, *, speed: bool 
 
 @contextmanager
 def _bar(total: int | None, description: str, shown: bool | None, *, speed: bool, text: bool) -> Iterator[Tick]:
-    if not ((total is None or total > 1) and sys.stderr.isatty() and not _quiet if shown is None else shown):
+    if shown is None:  # while a bar is drawn, standard error is rich's, which does not say that it is a terminal
+        shown = (total is None or total > 1) and not _quiet and bool(_current or sys.stderr.isatty())
+    if not shown:
         yield lambda done, text: None
         return
     if outer := _current:
