@@ -156,14 +156,16 @@ def test_probabilities_are_those_of_the_classifier_and_an_image_that_kills_its_w
     assert failed["error"].startswith("killed its worker each of the 3 times it was tried (Actor")
 
 
+@pytest.mark.parametrize("with_process", [True, False])
 def test_a_worker_that_hangs_is_killed_and_replaced(
-    engine: RayEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: RayEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_process: bool
 ) -> None:
     monkeypatch.setattr("usetta.distributed.ray.BEAT_SECONDS", 0.5)
-    monkeypatch.setattr("usetta.distributed.ray.SILENCE_TIMEOUT", 5.0)
+    monkeypatch.setattr("usetta.distributed.ray.SILENCE_TIMEOUT", 5.0 if with_process else 1000.0)
+    monkeypatch.setattr("usetta.distributed.ray.STALL_TIMEOUT", 1000.0 if with_process else 5.0)
     stopped = tmp_path / "stopped"
     items = [Numbers((n,)) for n in range(8)]
-    done = list(replace(engine, workers=1).run(partial(workers.HangingWorker, stopped), items))
+    done = list(replace(engine, workers=1).run(partial(workers.HangingWorker, stopped, with_process), items))
     assert sorted(done, key=lambda one: one[0].key) == [(item, [item.key[0] ** 2]) for item in items]
     wait_for(lambda: not Path(f"/proc/{stopped.read_text()}").exists())
 

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from distributed.workers import Numbers, SquareWorker
+from usetta.cancellation import checkpoint
 from usetta.distributed import EngineError, Failed, RayEngine
 from usetta.distributed import ray as engine_module
 from usetta.distributed.ray import ITEMS_PER_ACTOR, ActorPool, WorkerActor, worker_count
@@ -32,12 +34,14 @@ class Call:
 
     actor: Any
     item: Numbers | None
+    is_beat: bool = False
 
 
 class FakeRay:
     """Answers one call at a time, when it is waited for.
 
     An actor that gets a deadly number dies with all its calls, and one that gets a hanging number never answers again.
+    With a stalling number it still answers that it is alive, and that it has not taken a step for an hour.
     """
 
     exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
@@ -48,7 +52,9 @@ class FakeRay:
         fails_to_start: bool = False,
         error: Exception | None = None,
         hanging: int | None = None,
+        stalling: int | None = None,
     ) -> None:
+        self.stalling = stalling
         self.deadly, self.fails_to_start, self.error, self.hanging = deadly, fails_to_start, error, hanging
         self.beats = 0
         self.actors: list[Any] = []
@@ -77,7 +83,7 @@ class FakeRay:
 
         def beat() -> Any:
             self.beats += 1
-            return Call(actor, None)
+            return Call(actor, None, is_beat=True)
 
         for function in (start, process, beat):
             setattr(actor, function.__name__, SimpleNamespace(remote=function))
@@ -86,7 +92,12 @@ class FakeRay:
 
     def wait(self, calls: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
         assert calls, "Ray refuses to wait for nothing"
-        answered = [call for call in calls if not any(self.hanging in key for key in call.actor.open)]
+        stuck = [self.hanging, self.stalling]
+        answered = [
+            call
+            for call in calls
+            if not any(number in key for key in call.actor.open for number in stuck[: 1 if call.is_beat else 2])
+        ]
         return answered[:1], [call for call in calls if call not in answered[:1]]
 
     def get(self, call: Any) -> Any:
@@ -98,7 +109,7 @@ class FakeRay:
         if actor.dead:
             raise RayError
         if item is None:
-            return None
+            return 3600.0 * any(self.stalling in key for key in actor.open)
         actor.open.remove(item.key)
         if self.error:
             raise RayTaskError(self.error)
@@ -180,6 +191,49 @@ def test_workers_that_fit_nowhere_are_reported(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(engine_module, "START_TIMEOUT", -1)
     with pytest.raises(EngineError, match="each needs 4 CPU, 1 GPU, and the whole cluster has 2 CPU, 0 GPU"):
         run(ray, fours(1), workers=1, cpus=4, gpus=1)
+
+
+def test_an_actor_whose_worker_takes_no_step_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "BEAT_SECONDS", 0)
+    ray = FakeRay(stalling=13)
+    results = run(ray, fours(20))
+    assert Counter(number for item, _ in results for number in item.key) == Counter(range(80))
+    (failed,) = [(item.key, result) for item, result in results if isinstance(result, Failed)]
+    assert failed == ((13,), Failed("killed its worker each of the 3 times it was tried (not a step in 1800 s)"))
+    assert sum(actor.dead for actor in ray.actors) == 3
+
+
+@pytest.mark.usefixtures("_keep_threads")
+def test_an_actor_knows_when_its_worker_took_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, may_step, stepped, may_end = 0.0, Event(), Event(), Event()
+    monkeypatch.setattr(engine_module.time, "monotonic", lambda: now)
+
+    class Slow:
+        def run(self, items: Iterator[Numbers]) -> Iterator[list[int]]:
+            for item in items:
+                assert may_step.wait(30)
+                checkpoint()
+                stepped.set()
+                assert may_end.wait(30)
+                yield list(item.key)
+
+    actor: WorkerActor[Numbers, list[int]] = WorkerActor()
+    actor.start(Slow, 1)  # type: ignore[arg-type]
+    now = 100.0
+    assert actor.beat() == 0  # nothing to do
+    with ThreadPoolExecutor(1) as caller:
+        result = caller.submit(actor.process, Numbers((3,)))
+        while actor._moved is None:
+            pass
+        now = 170.0
+        assert actor.beat() == 70
+        may_step.set()
+        assert stepped.wait(30)
+        assert actor.beat() == 0
+        now = 175.0
+        assert actor.beat() == 5
+        may_end.set()
+        assert result.result() == [3]
 
 
 @pytest.fixture

@@ -46,17 +46,20 @@ class SquareWorker:
 
 
 class HangingWorker(SquareWorker):
-    """Its process stops at the number 3, as if it hung, if it is the first to get it."""
+    """It hangs at the number 3, with its whole process or alone, if it is the first to get it."""
 
-    def __init__(self, stopped: Path) -> None:
+    def __init__(self, stopped: Path, with_process: bool) -> None:
         super().__init__()
         self._stopped = stopped
+        self._with_process = with_process
 
     def run(self, items: Iterable[Numbers]) -> Generator[list[int], None, None]:
         for item in items:
             if 3 in item.key and not self._stopped.exists():
                 self._stopped.write_text(str(os.getpid()))
-                os.kill(os.getpid(), signal.SIGSTOP)
+                if self._with_process:
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                time.sleep(10_000)
             yield [number**2 for number in item.key]
 
 

@@ -2,10 +2,10 @@
 
 A worker is an actor. It has at most `ITEMS_PER_ACTOR` items at a time, so the stream of items is read only as fast as
 it is worked off. The items that an actor had when it died are suspects: each is cut into its parts, and every part is
-retried alone on an otherwise idle actor, so that one bad image cannot take others down with it. An actor whose process
-hangs is no different from a dead one: it leaves `beat` unanswered, and is killed and replaced. An item is open from
-when it is assigned until its result is taken, and only results of open items count: so no result is returned twice,
-and nothing is kept about items that are done.
+retried alone on an otherwise idle actor, so that one bad image cannot take others down with it. An actor that hangs is
+no different from a dead one: its process leaves `beat` unanswered, or answers that its worker has not taken a step for
+too long, and is killed and replaced. An item is open from when it is assigned until its result is taken, and only
+results of open items count: so no result is returned twice, and nothing is kept about items that are done.
 
 Why not Ray Data or `ray.util.ActorPool` (both tried, Ray 2.60): Ray Data retries an item that kills its actor for ever;
 with `max_errored_blocks` it drops the block, healthy images included, without reporting which. Isolating items takes
@@ -28,6 +28,7 @@ from itertools import chain
 from queue import Empty, SimpleQueue
 from typing import Any, Generic
 
+from usetta.cancellation import checked_by
 from usetta.distributed.local import EngineError, Failed, Item, Result, Worker
 
 ITEMS_PER_ACTOR = 2
@@ -41,6 +42,9 @@ BEAT_SECONDS = 10.0
 """How often an actor is asked whether it is alive."""
 SILENCE_TIMEOUT = 180.0
 """Seconds without an answer after which an actor counts as hanging: loading and swapping may hold a process up long."""
+STALL_TIMEOUT = 1800.0
+"""Seconds without a step (see `cancellation`) after which its worker does: the texts of a large class list, or files
+from a slow disk, may take minutes."""
 
 
 @dataclass(frozen=True)
@@ -114,11 +118,14 @@ class WorkerActor(Generic[Item, Result]):
 
         torch.set_num_threads(threads)
         worker = make_worker()
+        self._moved: float | None = None
         self._queue: SimpleQueue[tuple[Item, Future[Result]]] = SimpleQueue()
         threading.Thread(target=self._serve, args=(worker,), daemon=True).start()
 
-    def beat(self) -> None:
-        """Return at once: Ray calls this in a thread of its own, whatever the worker is doing."""
+    def beat(self) -> float:
+        """Seconds since the worker has taken a step, 0 if it has no work. Ray calls this in a thread of its own."""
+        moved = self._moved
+        return 0.0 if moved is None else time.monotonic() - moved
 
     def process(self, item: Item) -> Result:
         """The result of an item; Ray calls this in `ITEMS_PER_ACTOR` threads."""
@@ -126,20 +133,27 @@ class WorkerActor(Generic[Item, Result]):
         self._queue.put((item, future))
         return future.result()
 
+    def _step(self) -> None:
+        self._moved = time.monotonic()
+
     def _serve(self, worker: Worker[Item, Result]) -> None:
         while True:
             in_progress: deque[Future[Result]] = deque()
             try:
-                for result in worker.run(self._queued_items(in_progress)):
-                    in_progress.popleft().set_result(result)
+                with checked_by(self._step):
+                    for result in worker.run(self._queued_items(in_progress)):
+                        in_progress.popleft().set_result(result)
+                        self._step()
             except Exception as error:  # noqa: BLE001 - whatever it is, the driver gets it
                 for future in in_progress:
                     future.set_exception(error)
 
     def _queued_items(self, in_progress: deque[Future[Result]]) -> Iterator[Item]:
         """Items until the queue is empty: then the worker should finish what it has rather than wait for more."""
+        self._moved = None
         item, future = self._queue.get()
         while True:
+            self._step()
             in_progress.append(future)
             yield item
             try:
@@ -218,8 +232,8 @@ class ActorPool(Generic[Item, Result]):
                     handle.ready, self._failed_starts = True, 0
                 elif handle.open.pop(assignment.item.key, None):
                     yield assignment.item, result
-            for handle in self._hanging():
-                yield from self._replace(handle, f"no sign of life for {SILENCE_TIMEOUT:g} s")
+            for handle, cause in self._hanging():
+                yield from self._replace(handle, cause)
 
     def close(self) -> None:
         """Stop all actors."""
@@ -269,18 +283,28 @@ class ActorPool(Generic[Item, Result]):
         all_finished: list[Any] = self._ray.wait(calls, num_returns=len(calls), timeout=0)[0]
         return all_finished or list(finished)
 
-    def _hanging(self) -> list[ActorHandle[Item]]:
-        """Actors that have not answered for too long; the others are asked again when it is time."""
+    def _hanging(self) -> list[tuple[ActorHandle[Item], str]]:
+        """Actors that have not answered or worked for too long; the others are asked again when it is time."""
         now, hanging = time.monotonic(), []
         for handle in self._handles:
             if not handle.ready or now - handle.asked < BEAT_SECONDS:
                 continue
             # The answer of a dead actor is an error, and an answer too: its other calls end with the same one.
             if handle.beat is None or self._ray.wait([handle.beat], num_returns=1, timeout=0)[0]:
-                handle.beat, handle.asked = handle.actor.beat.remote(), now
+                if self._has_stalled(handle):
+                    hanging.append((handle, f"not a step in {STALL_TIMEOUT:g} s"))
+                else:
+                    handle.beat, handle.asked = handle.actor.beat.remote(), now
             elif now - handle.asked > SILENCE_TIMEOUT:
-                hanging.append(handle)
+                hanging.append((handle, f"no sign of life for {SILENCE_TIMEOUT:g} s"))
         return hanging
+
+    def _has_stalled(self, handle: ActorHandle[Item]) -> bool:
+        """Whether the last answer of an actor is that its worker hangs."""
+        if handle.beat is not None:
+            with suppress(self._ray.exceptions.RayError):
+                return bool(self._ray.get(handle.beat) > STALL_TIMEOUT)
+        return False
 
     def _replace(self, handle: ActorHandle[Item], cause: str) -> Iterator[tuple[Item, Failed]]:
         """Start another actor in place of one that died or hangs. Its items become suspects, or have failed."""
