@@ -106,12 +106,13 @@ results: $(VENV)/.test
 docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict
 
-# Known vulnerabilities of what is installed, from the package index.
+# Known vulnerabilities of what is installed, from the package index. Some mirrors of it have no advisories, and pip-audit
+# would find none: with --strict a package that cannot be audited is an error.
 audit: $(VENV)/.test
 	$(PYTHON) -m venv --clear $(VENV)/audit
 	$(VENV)/audit/bin/python -m pip --disable-pip-version-check --quiet install pip-audit
 	$(BIN)/python -m pip freeze --exclude-editable | grep '==' | sed 's/+cpu//' > $(VENV)/audit/installed.txt
-	$(VENV)/audit/bin/pip-audit --no-deps --disable-pip --requirement $(VENV)/audit/installed.txt
+	$(VENV)/audit/bin/pip-audit --strict --no-deps --disable-pip --requirement $(VENV)/audit/installed.txt
 
 fuzz: $(VENV)/.test
 	USETTA_FUZZ=$${USETTA_FUZZ:-2000} $(BIN)/python -m pytest -q -n auto tests/test_fuzz.py
