@@ -36,14 +36,15 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def fill(disk: Path) -> Path:
-    """A file that takes all the space that is left."""
+def fill(disk: Path, left: int = 0) -> Path:
+    """A file that takes all the space but the bytes that are to be `left`."""
     filler = disk / "filler"
     with filler.open("wb", buffering=0) as file:
         try:
             while file.write(b"\0" * 4096):
                 pass
         except OSError:
+            file.truncate(filler.stat().st_size - left)
             return filler
     raise AssertionError("the disk has no end")
 
@@ -60,7 +61,9 @@ def usetta(*arguments: object) -> tuple[int, str]:
     return done.exit_code, done.stderr
 
 
-def test_predictions_go_on_when_a_full_disk_has_space_again(disk: Path, model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("left", [0, 4096])
+def test_predictions_go_on_when_a_full_disk_has_space_again(disk: Path, model: Path, tmp_path: Path, left: int) -> None:
+    """At once, or in the middle of a file."""
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
     for seed in range(4):
         make_image(seed, (40, 50)).save(tmp_path / f"{seed}.png")
@@ -68,7 +71,7 @@ def test_predictions_go_on_when_a_full_disk_has_space_again(disk: Path, model: P
     command = ["classify", "--classes", ",".join(CLASSES), "--model", model, "--views", 4, "--out"]
     assert usetta(*command, disk / "out", images[0])[0] == 0
     before = {path.name: path.read_bytes() for path in (disk / "out").glob("*.parquet")}
-    filler = fill(disk)
+    filler = fill(disk, left)
     code, messages = usetta(*command, disk / "out", *images)
     assert code == 1
     assert "No space left on device" in messages

@@ -5,10 +5,12 @@ the other tests; `make fuzz` tries many more (`USETTA_FUZZ` is how many for each
 """
 
 import io
+import json
 import os
 import tarfile
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -20,11 +22,14 @@ from conftest import make_image
 from models.tiny import TINY_VIT
 from usetta.batch.sources import SourceError, images
 from usetta.coop import load_context
+from usetta.data import DataError
+from usetta.data.own_images import read_list
 from usetta.evaluate.store import FILE, Store, StoreError
 from usetta.images import ImageError, open_image
 from usetta.models import ModelError
 from usetta.models.clip import random_model
 from usetta.models.state_files import read_state
+from usetta.rejection import Calibration
 
 EXAMPLES = int(os.environ.get("USETTA_FUZZ", "20"))
 
@@ -125,7 +130,24 @@ def read_context(file: Path) -> None:
     load_context(file, MODEL)
 
 
+def as_manifest(suffix: str) -> bytes:
+    rows = [{"path": name, "label": label} for name, label in (("a.png", 0), ("b.png", 1), ("ü.png", 0))]
+    if suffix == "csv":
+        return b"path,label\r\n" + "".join(f"{row['path']},{row['label']}\r\n" for row in rows).encode()
+    if suffix == "jsonl":
+        return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    items = [[row["path"], row["label"], "cat"] for row in rows]
+    return json.dumps({"items": items, "classes": ["cat", "dog"]}).encode()
+
+
+def read_manifest(file: Path) -> None:
+    for name in ("a.png", "b.png", "ü.png"):
+        (file.parent / name).touch()
+    read_list(file)
+
+
 MODEL = random_model(TINY_VIT, name="tiny")
+CALIBRATION = Calibration("tiny", "0" * 64, "se", 2.0, 0.5, 0.9, 0.8, 100)
 Read = Callable[[Path], object]
 KINDS: dict[str, tuple[Callable[[Path], bytes], Read, tuple[type[Exception], ...]]] = {
     **{
@@ -139,6 +161,15 @@ KINDS: dict[str, tuple[Callable[[Path], bytes], Read, tuple[type[Exception], ...
     "images.tar": (lambda _tmp: as_tar(), read_images, (SourceError,)),
     "images.parquet": (lambda _tmp: as_parquet(), read_images, (SourceError,)),
     "images.txt": (lambda _tmp: b"a/b.png\nc.jpg\n" * 9, read_images, (SourceError,)),
+    **{
+        f"manifest.{kind}": (lambda _tmp, kind=kind: as_manifest(kind), read_manifest, (DataError,))
+        for kind in ("csv", "jsonl", "json")
+    },
+    "calibration.json": (
+        lambda _tmp: json.dumps({"usetta_calibration": 1, **asdict(CALIBRATION)}).encode(),
+        Calibration.load,
+        (ValueError,),
+    ),
     "weights.safetensors": (lambda _tmp: as_checkpoint("safetensors"), read_state, (ModelError,)),
     "weights.pt": (lambda _tmp: as_checkpoint("pt"), read_state, (ModelError,)),
     "context.tar": (lambda _tmp: as_context(), read_context, (ModelError,)),

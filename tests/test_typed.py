@@ -196,6 +196,13 @@ def test_the_packages_are_ready_for_an_upload(fresh: FreshEnvironment) -> None:
     with ZipFile(wheel) as archive:
         (metadata,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         fields = Parser().parsestr(archive.read(metadata).decode())
+        (sbom,) = [name for name in archive.namelist() if "/sboms/" in name]
+        bill = json.loads(archive.read(sbom))
+    assert (bill["bomFormat"], bill["metadata"]["component"]["version"]) == ("CycloneDX", usetta.__version__)
+    required = {part["name"] for part in bill["components"] if part.get("scope") == "required"}
+    assert required == {
+        re.match(r"[\w.-]+", line)[0] for line in fields.get_all("Requires-Dist", []) if "extra" not in line
+    }  # type: ignore[index]
     assert fields["Version"] == usetta.__version__
     assert f"Repository, {REPOSITORY}" in fields.get_all("Project-URL", [])
     description = fields.get_payload()

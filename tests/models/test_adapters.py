@@ -164,11 +164,15 @@ def test_fingerprint(saved: Path, folder: Path) -> None:
     assert model.fingerprint != before
 
 
-def test_by_hub_id(saved: Path, server: Hub, tmp_path: Path) -> None:
-    server.files = {path.name: path.read_bytes() for path in saved.iterdir()}
+@pytest.mark.parametrize(("which", "interpolation"), [("saved", "bicubic"), ("saved_2", "bilinear")])
+def test_by_hub_id(request: pytest.FixtureRequest, which: str, interpolation: str, server: Hub, tmp_path: Path) -> None:
+    folder: Path = request.getfixturevalue(which)
+    server.files = {path.name: path.read_bytes() for path in folder.iterdir()}
     model = load_model(REPO, cache_dir=tmp_path)
-    assert model.name == REPO
-    assert model.fingerprint == load_model(str(saved)).fingerprint
+    assert isinstance(model, Siglip)
+    assert (model.name, model.image_size, model.mean) == (REPO, 32, (0.5, 0.4, 0.6))
+    assert (model.resize_mode, model.interpolation) == ("squash", interpolation)
+    assert model.fingerprint == load_model(str(folder)).fingerprint
     assert load_model(REPO, cache_dir=tmp_path, offline=True).fingerprint == model.fingerprint
 
 

@@ -68,6 +68,7 @@ PUBLISHED = [
     Published("laion/CLIP-ViT-B-32-laion2B-s34B-b79K", "gelu", None, {"mean": OPENAI, "std": CLIP_WAY["std"]}),
     Published("laion/CLIP-ViT-L-14-laion2B-s32B-b82K", "gelu", None, {"mean": HALF, "std": HALF}, mean=HALF),
     Published("laion/CLIP-ViT-B-16-DataComp.XL-s13B-b90K", "gelu", None, CLIP_WAY),
+    Published("apple/DFN2B-CLIP-ViT-B-16", "quick_gelu", None, CLIP_WAY),
     Published(
         "apple/DFN5B-CLIP-ViT-H-14", "quick_gelu", True, {**CLIP_WAY, "resize_mode": "squash"}, resize_mode="squash"
     ),

@@ -1,11 +1,14 @@
 """What a stranger may try: too much work, silent connections, JSON that never ends, names of other servers."""
 
+import io
+import json
 import logging
 import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from threading import Event
 from typing import Any
 
 import httpx
@@ -18,7 +21,8 @@ from usetta.methods import get
 from usetta.methods.tune.shift import ShiftTuner
 from usetta.models.clip import CLIP
 from usetta.serve.costs import cost
-from usetta.serve.monitoring import RepetitionFilter
+from usetta.serve.monitoring import RepetitionFilter, configure_log
+from usetta.serve.schemas import ApiError
 from usetta.serve.settings import Settings
 
 
@@ -43,14 +47,19 @@ def test_costs_count_images_views_towers_classes_and_steps() -> None:
     assert cost([get("rlcf:steps=1")], 64, 13, 1, reward_model=True) == 2 * 64 + 1
 
 
+class Steps(list[float]):
+    """The times at which TPS has taken a step, each of which takes a while."""
+
+    seconds = 0.1
+
+
 @pytest.fixture
-def slow_steps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The times at which TPS has taken a step, each of which is slow."""
-    times: list[float] = []
+def slow_steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
+    times = Steps()
     step = ShiftTuner.step
 
     def slow(*args: Any) -> torch.Tensor:
-        time.sleep(0.1)
+        time.sleep(times.seconds)
         times.append(time.monotonic())
         return step(*args)
 
@@ -59,30 +68,33 @@ def slow_steps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_what_nobody_waits_for_ends_after_its_step_and_does_not_delay_the_end(
-    tiny_model: CLIP, slow_steps: list[float]
+    tiny_model: CLIP, slow_steps: Steps
 ) -> None:
-    with running(limited(seconds=0.35), tiny_model) as server:
+    slow_steps.seconds = 1.0
+    with running(limited(seconds=3), tiny_model) as server:
         assert server.ask(method="tps:steps=10", views=2).status_code == 504
         left = time.monotonic()
-    assert time.monotonic() - left < 3
-    assert len(slow_steps) < 10
-    assert slow_steps[-1] - left < 0.5
+    assert time.monotonic() - left < 5
+    assert 1 <= len(slow_steps) < 10
+    assert slow_steps[-1] - left < 2
 
 
-def test_between_two_steps_other_callers_are_answered(tiny_model: CLIP, slow_steps: list[float]) -> None:
+def test_between_two_steps_other_callers_are_answered(tiny_model: CLIP, slow_steps: Steps) -> None:
+    slow_steps.seconds = 0.4
     with running(Settings(keys=("a", "b")), tiny_model) as server, ThreadPoolExecutor(1) as clients:
-        long = clients.submit(batch, server, "tps:steps=10", 3, 2, headers={"x-api-key": "a"})
+        long = clients.submit(batch, server, "tps:steps=10", 2, 2, headers={"x-api-key": "a"})
         eventually(lambda: slow_steps)
         assert server.ask(views=2, headers={"x-api-key": "b"}).status_code == 200
         assert len(slow_steps) < 10
         assert long.result().status_code == 200
-        assert len(slow_steps) == 30
+        assert len(slow_steps) == 20
 
 
-def test_one_caller_cannot_take_all_slots(tiny_model: CLIP, slow_steps: list[float]) -> None:
+def test_one_caller_cannot_take_all_slots(tiny_model: CLIP, slow_steps: Steps) -> None:
+    slow_steps.seconds = 0.5
     settings = Settings(keys=("a", "b"), limits=limited(queue_per_caller=1).limits)
     with running(settings, tiny_model) as server, ThreadPoolExecutor(1) as clients:
-        first = clients.submit(server.ask, method="tps:steps=5", views=2, headers={"x-api-key": "a"})
+        first = clients.submit(server.ask, method="tps:steps=10", views=2, headers={"x-api-key": "a"})
         eventually(lambda: slow_steps)
         refused = server.ask(headers={"x-api-key": "a"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_requests")
@@ -118,6 +130,24 @@ def test_a_body_that_stops_halfway_is_given_up_soon(tiny_model: CLIP) -> None:
         assert body["error"]["message"] == "no part of the body arrived for 0.3 s"
 
 
+def test_a_body_that_takes_long_to_read_holds_nobody_up(tiny_model: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, may_end = Event(), Event()
+
+    def slow(*_: object, **__: object) -> None:
+        begun.set()
+        assert may_end.wait(30)
+        raise ApiError(422, "invalid_request", "slow")
+
+    monkeypatch.setattr("usetta.serve.parsing.read_one", slow)
+    with running(Settings(), tiny_model) as server, ThreadPoolExecutor(1) as clients:
+        asking = clients.submit(server.ask)
+        assert begun.wait(30)
+        assert httpx.get(f"{server.url}/healthz", timeout=10).status_code == 200
+        assert not asking.done()
+        may_end.set()
+        assert asking.result().status_code == 422
+
+
 def post_json(server: Running, body: bytes) -> httpx.Response:
     return httpx.post(f"{server.url}/v1/classify", content=body, headers={"content-type": "application/json"})
 
@@ -143,9 +173,16 @@ def test_json_is_read_no_further_than_needed(server: Running) -> None:
             ("127.0.0.1:8000", 200),
             ("[::1]:80", 200),
             ("LOCALHOST.", 200),
+            ("localhost.:80", 200),
             ("usetta.example:1", 200),
         ),
-        *(("evil.example", 421), ("127.0.0.1.evil.example", 421), ("10.0.0.1", 421), ("usetta.example.evil", 421)),
+        *(
+            ("evil.example", 421),
+            ("127.0.0.1.evil.example", 421),
+            ("10.0.0.1", 421),
+            ("localhost:80@evil.example", 421),
+            ("usetta.example.evil", 421),
+        ),
     ],
 )
 def test_only_names_of_the_server_are_answered(named: Running, host: str, status: int) -> None:
@@ -165,6 +202,21 @@ def test_a_server_on_all_addresses_answers_to_each_of_them(tiny_model: CLIP) -> 
     with running(Settings(hosts=("0.0.0.0",)), tiny_model) as server:
         assert httpx.get(f"{server.url}/healthz", headers={"host": "10.0.0.1:80"}).status_code == 200
         assert httpx.get(f"{server.url}/healthz", headers={"host": "evil.example"}).status_code == 421
+
+
+def test_the_log_of_an_attack_is_short(tiny_model: CLIP) -> None:
+    lines = io.StringIO()
+    configure_log(lines)
+    with running(Settings(), tiny_model) as server, httpx.Client() as client:
+        for _ in range(80):
+            assert client.post(f"{server.url}/v1/classify", content=b"x").status_code == 415
+        for _ in range(80):
+            server.raw(b"no HTTP at all\r\n\r\n").socket.close()
+        assert client.get(f"{server.url}/healthz").status_code == 200
+    logged = [json.loads(line) for line in lines.getvalue().splitlines()]
+    assert 1 <= len([line for line in logged if line.get("status") == 415]) <= 2 * 50
+    others = [line for line in logged if "status" not in line]
+    assert len(others) <= 60
 
 
 def test_the_log_does_not_repeat_itself_for_ever() -> None:

@@ -8,6 +8,7 @@ is meant for another server; `ShutdownGuard` refuses it while the server shuts d
 import asyncio
 import hmac
 import logging
+import re
 import time
 import uuid
 from contextlib import suppress
@@ -140,11 +141,10 @@ class HostGuard:
 
 
 def _host_name(header: str) -> str:
-    """The name in a Host header, without port and brackets."""
-    name = header.strip().lower().rstrip(".")
-    if name.startswith("["):
-        return name[1:].partition("]")[0]
-    return name.partition(":")[0]
+    """The name in a Host header, without port and brackets; what is not of that form is the name of nobody."""
+    whole = header.strip().lower()
+    parts = re.fullmatch(r"\[([^\]]*)\](:\d*)?|([^:]*)(:\d*)?", whole)
+    return (parts[1] or parts[3] or "").rstrip(".") if parts else whole
 
 
 class KeyGuard:
