@@ -10,9 +10,9 @@ entropies alone. So `Turnover` first plays through who enters and who leaves, on
 features are computed afterwards, at once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -61,6 +61,8 @@ class Memory:
     """Whether it takes the answer of the readout, or chooses among the views itself."""
     returns: Literal["logits", "probabilities"] = "logits"
     """What the method computes; logarithms of probabilities count as logits, but have no energy."""
+    numbers: Callable[[int, int, Mapping[str, Any]], float] | None = None
+    """(classes, dimensions, options) → the most numbers that a state has, infinite if it grows; None: unknown."""
 
 
 def smoothed_entropy(logits: Tensor) -> Tensor:
