@@ -15,7 +15,18 @@ from usetta.models.clip import CLIP
 from usetta.serve.settings import Limits, Settings
 
 IMAGES = [png(seed) for seed in (0, 1, 2, 1, 3, 4)]
-METHODS = ["tda", "dmn", "dmn-weak", "boostadapter", "dpe", "ecalp:nodes=4", "onzeta:length=20", "dota", "bca", "tda+se"]
+METHODS = [
+    "tda",
+    "dmn",
+    "dmn-weak",
+    "boostadapter",
+    "dpe",
+    "ecalp:nodes=4",
+    "onzeta:length=20",
+    "dota",
+    "bca",
+    "tda+se",
+]
 
 
 def alone(model: Any, method: str, images: list[bytes], views: int = 8) -> list[dict[str, Any]]:

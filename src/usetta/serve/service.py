@@ -179,8 +179,9 @@ class ModelService:
                 while True:
                     async with self._decoders.reserve(task.caller, 1):
                         await loop.run_in_executor(self.pool, _make_stage, pipeline, pending, work)
-                    work.job = job = Job(task, upload.source, pending, on_progress, turn and turn.memory)
+                    work.job = job = Job(task, upload.source, pending, on_progress)
                     if turn is not None:
+                        job.memory = turn.memory
                         turn.job = job.result
                     self._queue.put(job)
                     predictions = await asyncio.wrap_future(job.result)

@@ -66,7 +66,9 @@ class SessionCache:
         return len(self._sessions)
 
     @asynccontextmanager
-    async def turn(self, key: SessionKey, nbytes: float, make: Callable[[], StreamMemory]) -> AsyncIterator[SessionTurn]:
+    async def turn(
+        self, key: SessionKey, nbytes: float, make: Callable[[], StreamMemory]
+    ) -> AsyncIterator[SessionTurn]:
         """Wait until all earlier images of the session are answered; `make` makes a memory where there is none."""
         session = await self._acquire(key, nbytes, make)
         turn = SessionTurn(session.memory)

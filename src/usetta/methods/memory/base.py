@@ -132,6 +132,10 @@ class Turnover:
         if len(row) > self.capacity:
             self._dies[row.pop()[1]] = image
 
+    def find(self, key: int, table: Tensor, images: Tensor) -> Tensor:
+        """What a key stands for: a slot of `table` (C, K, …), or one of `images` (B, …)."""
+        return table.flatten(0, 1)[key] if key < self._size else images[key - self._size]
+
     def seen(self, keys: Tensor) -> Tensor:
         """Whether each image sees each of `keys` (n,): (B, n)."""
         empty = torch.where(torch.isfinite(self._entropies.flatten()), 0, self._images)
