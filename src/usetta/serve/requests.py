@@ -194,7 +194,6 @@ def answer_of(prediction: Prediction, task: ClassifyTask, recipe: Recipe, option
         prediction = replace(prediction, rejection=Rejection(options.reject_below, options.reject))
     answer = prediction.to_dict(options.top)
     del answer["calibrated"]  # a server has no calibration
-    answer["why"].setdefault("remembered", None)
     return {"source": answer.pop("source"), "model": task.prompts.model, "method": recipe.name} | answer
 
 

@@ -206,7 +206,7 @@ class Reasons(BaseModel):
     entropies: list[float] = Field(description="Of each view's own prediction before tuning, in nats.")
     weights: list[float] = Field(description="Of each view in the answer; they sum to 1.")
     remembered: int | None = Field(
-        description="Images that the session had learned from before this one; null for methods without a memory."
+        description="Images that the session had learned from before this one; null for methods without one."
     )
 
 
