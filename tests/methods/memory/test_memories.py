@@ -83,6 +83,10 @@ def test_properties(name: str) -> None:
     assert first is not None
     if MEMORIES[name].sees == "answer":
         assert int(first.argmax()) == int(zero_shot[0]), "an empty memory is zero-shot"
+    # From one view also those that choose among several; ECALP's even power of cosines makes negative ones positive.
+    for image in range(len(features)) if name != "ecalp" else ():
+        alone = answer(name, features[image : image + 1, :1], text)
+        assert int(alone.argmax()) == int(zero_shot[image])
     if name != "ecalp":  # whose graph grows
         assert len(set(sizes)) == 1, "the state never grows"
     order = torch.tensor([3, 0, 4, 1, 2])
