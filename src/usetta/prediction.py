@@ -143,7 +143,7 @@ class Prediction:
                 "chosen_labels": [self.view_labels[i] for i in self.chosen],
                 "entropies": [round(float(h), 6) for h in self.entropies],
                 "weights": [round(float(w), 6) for w in self.weights],
-                **({} if self.remembered is None else {"remembered": self.remembered}),
+                "remembered": self.remembered,
             },
             "warnings": list(self.warnings),
         }

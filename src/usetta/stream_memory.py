@@ -6,6 +6,7 @@ It holds features of earlier images: enough to recognise an image that somebody 
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from usetta.files import write_atomically
-from usetta.methods.memory import State
+from usetta.methods.memory import MEMORIES, State
 from usetta.methods.recipe import Recipe
 from usetta.models import Model
 
 _KIND = "usetta stream memory 1"
+
+
+def most_bytes(recipe: Recipe, classes: int, dim: int) -> float:
+    """Bytes that the memory of a recipe may take in float32; infinite if it grows with the stream or nobody knows."""
+    numbers = MEMORIES[recipe.memory].numbers
+    return math.inf if numbers is None else 4 * numbers(classes, dim, recipe.settings)
 
 
 class StreamMemory:

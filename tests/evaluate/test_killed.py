@@ -27,10 +27,14 @@ def test_killed_runs_end_like_one_that_was_left_alone(tmp_path: Path) -> None:
     assert report["killed"] >= 10
     assert report["killed beside another"] >= 3
     assert report["refused"] >= 3
+    assert report["killed in a stream"] == 10
     whole = content(tmp_path / "whole")
     assert len(whole.rows) == 19 * 2 * 4 + 19 * 2 * 2 * 2  # of four methods, and of two in two orders
     assert len(whole.seen) == 19 * 2
     assert [reason for _, _, reason in whole.bad] == ["file is empty"]
+    streams = content(tmp_path / "whole streams")
+    assert len(streams.rows) == 19 * 2 * 2 * 10  # seeds of views, seeds of the order, methods
+    assert content(tmp_path / "streams") == streams
     for name in ("struck", "killed", "shared"):
         assert content(tmp_path / name) == whole, name
         with Store(tmp_path / name) as store:

@@ -11,7 +11,7 @@ import signal
 import sqlite3
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
@@ -21,12 +21,15 @@ import torch
 from torch import Tensor
 
 from evaluate.runs import Counting, four_blocks, make_dataset
-from usetta import feature_cache
-from usetta.evaluate import store, writing
+from usetta import episode, feature_cache
+from usetta.evaluate import store, worker, writing
 from usetta.evaluate.runner import EvalSettings, evaluate
 
 METHODS = ("clip", "se", "use", "ttl", "tda", "dmn")
 """The last two have a memory: they see all images as a stream."""
+STREAMS = ("tda", "dmn-weak", "dmn", "boostadapter", "dpe", "ecalp", "onzeta", "dota", "bca", "tda+se")
+_TOGETHER = 4
+"""Images that go through a memory together, so that a stream of twenty has several steps."""
 BLOWS: dict[str, tuple[Any, str, int]] = {
     "a row of a batch is about to be written": (store, "astuple", 40),
     "features are about to be written": (feature_cache.FeatureCache, "put", 3),
@@ -48,8 +51,9 @@ class Slow(Counting):
 class Runs:
     """Processes that all work on the same question."""
 
-    def __init__(self, folder: Path, images: int) -> None:
+    def __init__(self, folder: Path, images: int, methods: Sequence[str] = METHODS) -> None:
         self._folder = folder
+        self._methods = methods
         self._model = Slow(four_blocks())
         self._dataset = make_dataset(folder / "images", images)
         self._dataset[3].path.write_bytes(b"")  # a bad image is tried again by every attempt
@@ -65,7 +69,7 @@ class Runs:
             evaluate(
                 self._model,
                 [self._dataset],
-                METHODS,
+                self._methods,
                 folder,
                 EvalSettings(views=6),
                 seeds=(0, 1),
@@ -155,6 +159,15 @@ def main(folder: Path, seed: int) -> dict[str, Any]:
         wait_for_rows(folder / "shared")
         report["refused"] += not ended(runs.start("shared"))  # one process writes at a time
         report["killed beside another"] += killed(writer, moment())
+    streams = Runs(folder, images=20, methods=STREAMS)
+    report["ended"]["whole streams"] = ended(streams.start("whole streams"))
+    report["killed in a stream"] = 0
+    steps = len(STREAMS) * -(-20 // _TOGETHER)  # of one of the four streams
+    for attempt in range(10):
+        step = rng.randint(1, steps) + steps * (attempt in (2, 5, 7))  # in the next stream, or in the one after it
+        _, status = os.waitpid(streams.start("streams", partial(strike, episode, "run_stream", step)), 0)
+        report["killed in a stream"] += os.WIFSIGNALED(status)
+    report["ended"]["streams"] = ended(streams.start("streams"))
     report["ended"] |= {name: ended(runs.start(name)) for name in ("struck", "killed", "shared")}
     return report
 
@@ -162,4 +175,5 @@ def main(folder: Path, seed: int) -> dict[str, Any]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     writing._SECONDS = 0.0
+    worker._STREAM_BATCH = _TOGETHER
     print(json.dumps(main(Path(sys.argv[1]), int(sys.argv[2]))))

@@ -49,7 +49,8 @@ def test_the_table_of_limits_is_that_of_the_command() -> None:
         option.opts[0]: str(option.default)
         for option in get_command(app).commands["serve"].params  # type: ignore[attr-defined]
         if option.opts[0].startswith("--max-")
-        or option.opts[0] in ("--pause", "--timeout", "--text-memory", "--threads")
+        or option.opts[0]
+        in ("--pause", "--timeout", "--text-memory", "--session-memory", "--session-idle", "--threads")
     }
     assert documented == options
     assert usetta.cli.serve.Settings().limits.upload == int(documented["--max-upload"])
@@ -68,7 +69,7 @@ def test_the_tables_of_fields_are_those_of_the_requests() -> None:
 
 
 def test_the_addresses_are_all_there_are(server: Running) -> None:
-    documented = re.findall(r"`(?:GET|POST) (/[\w/.]+)`", section("Requests"))
+    documented = re.findall(r"`(?:GET|POST|DELETE) (/[\w/.{}]+)`", section("Requests"))
     known = httpx.get(f"{server.url}/openapi.json").json()["paths"]
     assert sorted(documented) == sorted([*known, "/openapi.json", "/docs"])
 

@@ -43,6 +43,8 @@ def test_costs_count_images_views_towers_classes_and_steps() -> None:
     assert cost([get("clip"), get("se")], 64, 1000, 3) == 3 * 64
     assert cost([get("ttl:steps=2")], 64, 1000, 1) == 64 + 2 * 64
     assert cost([get("use:steps=2"), get("tpt")], 64, 1000, 1) == 64 + 3 * 77
+    assert cost([get("tda")], 64, 1000, 3, dim=512) == 3
+    assert cost([get("dota")], 64, 1000, 2, dim=512) == 2 * (64 + 15)  # a gigabyte is read and written
     assert cost([get("use:active=13")], 64, 1000, 1) == 64 + 1
     assert cost([get("rlcf:steps=1")], 64, 13, 1, reward_model=True) == 2 * 64 + 1
 

@@ -177,7 +177,7 @@ def test_every_option_reaches_the_settings(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("usetta.serve.app.run", lambda *arguments: asked.append(arguments))
     monkeypatch.setattr("usetta.serve.monitoring.configure_log", lambda: None)
     names = ["upload", "json", "pixels", "classes", "name-length", "templates", "views", "steps", "methods", "images"]
-    names += ["cost", "queue", "queue-per-caller", "connections", "connections-per-address"]
+    names += ["cost", "sessions", "queue", "queue-per-caller", "connections", "connections-per-address"]
     numbers = {name: 11 + place for place, name in enumerate(names)}
     options = [part for name, number in numbers.items() for part in (f"--max-{name}", number)]
     options += [
@@ -191,6 +191,10 @@ def test_every_option_reaches_the_settings(monkeypatch: pytest.MonkeyPatch) -> N
         3,
         "--text-memory",
         99,
+        "--session-memory",
+        98,
+        "--session-idle",
+        97.5,
         "--context",
         "c",
     ]
@@ -209,3 +213,4 @@ def test_every_option_reaches_the_settings(monkeypatch: pytest.MonkeyPatch) -> N
     assert settings.calibration == Path("d")
     assert (settings.device, settings.precision) == ("auto", "auto")
     assert (settings.threads, settings.text_bytes) == (3, 99)
+    assert (settings.session_bytes, settings.session_seconds) == (98, 97.5)

@@ -56,6 +56,7 @@ def serve(
     max_cost: Annotated[
         int, typer.Option(help="Work for a request, in views; a step of ttl counts as all views.", min=1)
     ] = _LIMITS.cost,
+    max_sessions: Annotated[int, typer.Option(help="Memories of streams that are kept.", min=1)] = _LIMITS.sessions,
     max_queue: Annotated[int, typer.Option(help="Requests at one time; more are refused.", min=1)] = _LIMITS.queue,
     max_queue_per_caller: Annotated[
         int, typer.Option(help="Requests of one caller at one time.", min=1)
@@ -74,6 +75,12 @@ def serve(
     text_memory: Annotated[
         int, typer.Option(help="Bytes for the text features of recent class lists.", min=1)
     ] = _SETTINGS.text_bytes,
+    session_memory: Annotated[
+        int, typer.Option(help="Bytes for what the streams of sessions have learned.", min=1)
+    ] = _SETTINGS.session_bytes,
+    session_idle: Annotated[
+        float, typer.Option(help="Seconds after which a session that nobody uses is forgotten.", min=0.1)
+    ] = _SETTINGS.session_seconds,
     allowed_host: Annotated[
         list[str] | None,
         typer.Option(
@@ -112,6 +119,7 @@ def serve(
                 methods=max_methods,
                 images=max_images,
                 cost=max_cost,
+                sessions=max_sessions,
                 queue=max_queue,
                 queue_per_caller=max_queue_per_caller,
                 seconds=timeout,
@@ -123,6 +131,8 @@ def serve(
             page=page,
             threads=threads,
             text_bytes=text_memory,
+            session_bytes=session_memory,
+            session_seconds=session_idle,
         )
         try:
             from usetta.serve.app import run

@@ -31,7 +31,15 @@ from usetta.models import Model
 from usetta.serve import parsing, schemas, static
 from usetta.serve.compare import EVENTS, Emit, EventStream, compare, compare_with_events
 from usetta.serve.connections import ConnectionLimits, GuardedProtocol
-from usetta.serve.middleware import OPEN_PATHS, BodyLimit, HostGuard, KeyGuard, RequestLog, ShutdownGuard
+from usetta.serve.middleware import (
+    OPEN_PATHS,
+    BodyLimit,
+    HostGuard,
+    KeyGuard,
+    RequestLog,
+    ShutdownGuard,
+    caller_of,
+)
 from usetta.serve.monitoring import ServerMetrics
 from usetta.serve.parsing import ParsedRequest
 from usetta.serve.requests import answer_all, answer_one, handle_task
@@ -74,6 +82,7 @@ def create_app(settings: Settings | None = None, model: Model | None = None) -> 
     app.state.service = service
     _add_error_handlers(app)
     _add_work(app, service, settings.limits)
+    _add_sessions(app, service)
     _add_lists(app, service)
     _add_health(app, service, metrics)
     if settings.page:
@@ -163,6 +172,22 @@ def _add_work(app: FastAPI, service: ModelService, limits: Limits) -> None:
         if EVENTS in request.headers.get("accept", ""):
             return EventStream(stream)
         return await handle_task(request, service, read_compare, respond)
+
+
+def _add_sessions(app: FastAPI, service: ModelService) -> None:
+    # The name is described here, since FastAPI would add an error of its own shape for it.
+    name = {"name": "session", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+
+    @app.delete(
+        "/v1/sessions/{session:path}",
+        summary="Forget what a session has learned",
+        responses=_errors(401, 503),
+        openapi_extra={"parameters": [name]},
+    )
+    async def forget_session(request: Request) -> schemas.ForgottenSession:
+        service.check_ready()
+        owner = caller_of(request.scope) if service.settings.keys else ""
+        return schemas.ForgottenSession(forgotten=service.sessions.forget(request.path_params["session"], owner))
 
 
 def _add_lists(app: FastAPI, service: ModelService) -> None:

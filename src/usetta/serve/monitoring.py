@@ -107,6 +107,7 @@ class ServerMetrics:
         self.text_lists = Gauge(
             "usetta_text_lists", "Class lists whose text features are kept.", registry=self._registry
         )
+        self.sessions = Gauge("usetta_sessions", "Memories of streams that are kept.", registry=self._registry)
         self.text_bytes = Gauge("usetta_text_bytes", "Memory of the kept text features.", registry=self._registry)
 
     def exposition(self) -> bytes:

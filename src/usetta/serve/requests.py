@@ -17,14 +17,16 @@ from usetta.methods.recipe import Recipe
 from usetta.prediction import Prediction
 from usetta.prompts import TEMPLATES
 from usetta.rejection import Rejection
-from usetta.serve.costs import check_cost, check_settings, cost
+from usetta.serve.costs import check_cost, check_memory, check_settings, cost
 from usetta.serve.middleware import caller_of, log_fields
 from usetta.serve.parsing import Options, ParsedRequest, Upload, check_content_type
 from usetta.serve.prompt_cache import PromptKey
 from usetta.serve.schemas import ApiError, ClassifyOptions, CompareOptions, SharedOptions
 from usetta.serve.service import ModelService
+from usetta.serve.sessions import SessionKey
 from usetta.serve.settings import Limits
 from usetta.serve.worker import ClassifyTask, RefusedError
+from usetta.stream_memory import most_bytes
 
 T = TypeVar("T")
 
@@ -89,6 +91,7 @@ async def handle_task(
             task.views,
             len(task.prompts.classes),
             images,
+            dim=service.models[task.prompts.model].embed_dim,
             reward_model=service.settings.reward_model is not None,
         )
         fields = {"method": names, "views": parsed.options.views, "images": images, "cost": total}
@@ -106,6 +109,7 @@ def make_task(options: ClassifyOptions | CompareOptions, service: ModelService, 
         recipes = tuple(dict.fromkeys(_recipe(method, limits, "methods") for method in options.methods))
     else:
         recipes = (_recipe(options.method, limits, "method"),)
+        _check_session(recipes[0], options.session)
     model = options.model or service.default
     if model not in service.models:
         message = f"model: this server does not have {model!r}; it has {', '.join(service.models)}"
@@ -115,29 +119,47 @@ def make_task(options: ClassifyOptions | CompareOptions, service: ModelService, 
     if count > limits.templates:
         message = f"templates: {count} are more than the limit of {limits.templates}"
         raise ApiError(422, "invalid_request", message, field="templates")
+    prompts = PromptKey(model, tuple(options.classes), templates)
+    session = None
+    if isinstance(options, ClassifyOptions) and options.session is not None:
+        most = service.settings.session_bytes
+        nbytes = most_bytes(recipes[0], len(prompts.classes), service.models[model].embed_dim)
+        check_memory(recipes[0], len(prompts.classes), nbytes, most)
+        session = SessionKey(options.session, caller if service.settings.keys else "", prompts, recipes[0])
     return ClassifyTask(
-        PromptKey(model, tuple(options.classes), templates),
+        prompts,
         recipes,
         views=min(most_views(options.views), limits.views),
         adaptive=options.views == ADAPTIVE,
         augmix=options.augmix,
         seed=options.seed,
         caller=caller,
+        session=session,
     )
 
 
 def _recipe(method: str, limits: Limits, field: str) -> Recipe:
     try:
         recipe = methods.get(method)
-        if recipe.remembers:
-            raise ValueError(
-                f"method '{recipe.name}' remembers earlier images, and a server would mix those of all its users; "
-                "use Classifier.stream"
-            )
     except ValueError as error:
         raise ApiError(422, "invalid_method", str(error), field=field) from error
+    if recipe.remembers and field == "methods":
+        message = f"methods: '{recipe.name}' learns from every image that it answers; ask /v1/classify, with a session"
+        raise ApiError(422, "invalid_method", message, field=field)
     check_settings(recipe, limits, field)
     return recipe
+
+
+def _check_session(recipe: Recipe, session: str | None) -> None:
+    if recipe.remembers and session is None:
+        message = (
+            f"method '{recipe.name}' remembers earlier images, and without a session a server would mix those of all "
+            "its users: name one with the field 'session'"
+        )
+        raise ApiError(422, "session_required", message, field="session")
+    if session is not None and not recipe.remembers:
+        message = f"session: method '{recipe.name}' answers every image by itself, so it has nothing to remember"
+        raise ApiError(422, "invalid_request", message, field="session")
 
 
 async def answer_one(

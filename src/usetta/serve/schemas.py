@@ -91,6 +91,11 @@ class ClassifyOptions(SharedOptions):
     """What to do with an image by one method."""
 
     method: str = Field("se", description="A name of `/v1/methods`, also as `tpt+se` or `use:steps=2`.")
+    session: str | None = Field(
+        None,
+        description="Where a method for streams, such as `tda`, remembers images: requests with the same session, "
+        "method, model and classes share a memory. Such methods need a session, others take none.",
+    )
 
 
 class CompareOptions(SharedOptions):
@@ -141,7 +146,8 @@ def request_schemas(limits: Limits) -> RequestSchemas:
         "views": (_views_type(limits.views), plain["views"]),
         "templates": (Annotated[list[text] | None, Field(max_length=limits.templates)], plain["templates"]),
     }
-    one = shared | {"method": (text, ClassifyOptions.model_fields["method"])}
+    own = ClassifyOptions.model_fields
+    one = shared | {"method": (text, own["method"]), "session": (text | None, own["session"])}
     images = Annotated[list[str], Field(min_length=1, max_length=limits.images)]
     many = one | {"images": (images, BatchRequest.model_fields["images"])}
     methods = Annotated[list[text], Field(min_length=1, max_length=limits.methods)]
@@ -199,6 +205,9 @@ class Reasons(BaseModel):
     chosen_labels: list[str] = Field(description="The class that each of them chose before tuning.")
     entropies: list[float] = Field(description="Of each view's own prediction before tuning, in nats.")
     weights: list[float] = Field(description="Of each view in the answer; they sum to 1.")
+    remembered: int | None = Field(
+        description="Images that the session had learned from before this one; null for methods without one."
+    )
 
 
 _ANSWER: dict[str, Any] = {
@@ -223,6 +232,7 @@ _ANSWER: dict[str, Any] = {
         "chosen_labels": ["tabby cat"],
         "entropies": [0.69, 0.71, 0.68, 0.4],
         "weights": [0.433333, 0.0, 0.0, 0.566667],
+        "remembered": None,
     },
     "warnings": [],
 }
@@ -332,6 +342,12 @@ class ServedModelList(BaseModel):
 
     models: list[ServedModel]
     limits: Limits
+
+
+class ForgottenSession(BaseModel):
+    """What is left of a session."""
+
+    forgotten: int = Field(description="Memories that the session had, one for each method, model and class list.")
 
 
 class ServerStatus(BaseModel):

@@ -35,8 +35,10 @@ from usetta.serve.monitoring import ServerMetrics
 from usetta.serve.parsing import Upload
 from usetta.serve.prompt_cache import LearnedContext, PromptCache
 from usetta.serve.schemas import ApiError
+from usetta.serve.sessions import SessionCache, SessionTurn
 from usetta.serve.settings import Settings
 from usetta.serve.worker import ClassifyTask, FairBudget, Job, JobQueue, TaskProgress, launch
+from usetta.stream_memory import StreamMemory, most_bytes
 
 _KEPT_PIXELS = 4_000_000
 """An image of more pixels is not kept open between stages but decoded again: 64 requests may hold one each."""
@@ -69,6 +71,9 @@ class ModelService:
         self._given = model
         self._pipelines: dict[str, Pipeline] = {}
         self._prompts: PromptCache | None = None
+        self.sessions = SessionCache(
+            settings.limits.sessions, settings.session_bytes, settings.session_seconds, metrics.sessions.set
+        )
         self._queue = JobQueue()
         self._budget = FairBudget(settings.views_ahead, settings.views_ahead // 2)
         self._decoders = FairBudget(settings.threads, settings.threads)
@@ -148,6 +153,22 @@ class ModelService:
         To cancel it takes the image out of the queue, or ends the work on it after the current chunk of views or step
         of a method. `on_progress` is called by any thread.
         """
+        if task.session is None:
+            return await self._answer(task, upload, keep_pixels, on_progress, None)
+        (recipe,), model = task.recipes, self.models[task.prompts.model]
+        nbytes = most_bytes(recipe, len(task.prompts.classes), model.embed_dim)
+        make = partial(StreamMemory, recipe, model, task.prompts.classes)
+        async with self.sessions.turn(task.session, nbytes, make) as turn:
+            return await self._answer(task, upload, keep_pixels, on_progress, turn)
+
+    async def _answer(
+        self,
+        task: ClassifyTask,
+        upload: Upload,
+        keep_pixels: bool,
+        on_progress: Callable[[TaskProgress], None] | None,
+        turn: SessionTurn | None,
+    ) -> tuple[Episode, list[Prediction]]:
         request = self._request(task, upload, keep_pixels)
         pipeline, pending = self._pipelines[task.prompts.model], PendingImage(request)
         loop = asyncio.get_running_loop()
@@ -161,6 +182,9 @@ class ModelService:
                     async with self._decoders.reserve(task.caller, 1):
                         await loop.run_in_executor(self.pool, _make_stage, pipeline, pending, work)
                     work.job = job = Job(task, upload.source, pending, on_progress)
+                    if turn is not None:
+                        job.memory = turn.memory
+                        turn.job = job.result
                     self._queue.put(job)
                     predictions = await asyncio.wrap_future(job.result)
                     if predictions is not None:

@@ -30,6 +30,8 @@ class Limits:
     """Images in a batch."""
     cost: int = 1280
     """Work for a request, in views that are encoded, see `costs`: 16 images of 64 views, and some tuning."""
+    sessions: int = 64
+    """Memories of streams that are kept: one for each session, method, model and class list."""
     queue: int = 64
     """Requests that are read, waiting or answered at one time; one more is refused and may try again later."""
     queue_per_caller: int = 32
@@ -86,10 +88,16 @@ class Settings:
     """Views that may be ready and waiting for the model: at 224 pixels 150 KB each, 600 KB with AugMix."""
     text_bytes: int = 2**30
     """Memory for the text features, and the graphs for tuning, of recent class lists."""
+    session_bytes: int = 2**29
+    """Memory for what streams have learned; those that were not used for longest are forgotten first."""
+    session_seconds: float = 3600.0
+    """Time after which what a stream has learned is forgotten if nobody uses it."""
 
     def __post_init__(self) -> None:
         if not all(key.strip() for key in self.keys):
             raise ValueError("an API key must not be empty")
-        for name in ("threads", "batch_views", "views_ahead", "text_bytes"):
+        if not self.session_seconds > 0:
+            raise ValueError(f"session_seconds must be above 0, not {self.session_seconds}")
+        for name in ("threads", "batch_views", "views_ahead", "text_bytes", "session_bytes"):
             if (number := getattr(self, name)) is not None and number < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")

@@ -25,6 +25,8 @@ from usetta.methods.recipe import Recipe
 from usetta.pipeline import EncodeLaunch, PendingImage, Pipeline
 from usetta.prediction import Prediction
 from usetta.serve.prompt_cache import PromptCache, PromptKey
+from usetta.serve.sessions import SessionKey
+from usetta.stream_memory import StreamMemory
 from usetta.text_head import TextHead
 
 T = TypeVar("T")
@@ -48,6 +50,8 @@ class ClassifyTask:
     seed: int = 0
     caller: str = ""
     """Who asks; callers take turns."""
+    session: SessionKey | None = None
+    """Whose memory the only method learns into; None for methods without one."""
 
     @property
     def weak_only(self) -> bool:
@@ -87,6 +91,8 @@ class Job:
     pending: PendingImage
     on_progress: Callable[[TaskProgress], None] | None = None
     """Called by any thread."""
+    memory: StreamMemory | None = None
+    """That of the task's session, which no other job has at the same time."""
     is_abandoned: bool = False
     """Whether nobody waits for the result any more."""
     result: Future[list[Prediction] | None] = field(default_factory=Future)
@@ -300,7 +306,8 @@ def _answer(heads: Mapping[Job, TextHead], launched: Sequence["_Launched"], betw
 
     def company(part: _Part) -> Hashable:
         """Equal for images that a method takes together: on a CPU none, so that no answer depends on the others."""
-        return id(part.head), part.recipe, None if part.job in batching else id(part.job)
+        together = part.job in batching and part.job.memory is None
+        return id(part.head), part.recipe, None if together else id(part.job)
 
     for group in _grouped(parts, company):
         _attempt(group, partial(_predict, between), lambda part: part.job)
@@ -341,7 +348,7 @@ def _encode(jobs: Sequence[Job], pipeline: Pipeline, share_cores: bool) -> _Laun
 
 def _predict(between: Callable[[Job], None], parts: Sequence[_Part]) -> None:
     """Images with the same classes through the same recipe."""
-    head, recipe = parts[0].head, parts[0].recipe
+    head, recipe, memory = parts[0].head, parts[0].recipe, parts[0].job.memory
 
     def check() -> None:
         if all(part.job.is_abandoned for part in parts):
@@ -351,9 +358,16 @@ def _predict(between: Callable[[Job], None], parts: Sequence[_Part]) -> None:
     check()
     try:
         with checked_by(check):
-            predictions = head.predict(recipe, [part.episode for part in parts], [part.job.name for part in parts])
-    except ValueError as error:
-        raise RefusedError(str(error)) from error
+            names = [part.job.name for part in parts]
+            predictions = head.predict(recipe, [part.episode for part in parts], names, memory=memory)
+    except WorkCancelledError:  # before the memory has changed, which takes no steps
+        raise
+    except Exception as error:
+        if memory is not None:  # what has half learned from an image is worth nothing
+            memory.reset()
+        if isinstance(error, ValueError):
+            raise RefusedError(str(error)) from error
+        raise
     for part, prediction in zip(parts, predictions, strict=True):
         part.predictions[recipe] = prediction
         wanted = part.job.task.recipes

@@ -10,9 +10,9 @@ entropies alone. So `Turnover` first plays through who enters and who leaves, on
 features are computed afterwards, at once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -61,6 +61,8 @@ class Memory:
     """Whether it takes the answer of the readout, or chooses among the views itself."""
     returns: Literal["logits", "probabilities"] = "logits"
     """What the method computes; logarithms of probabilities count as logits, but have no energy."""
+    numbers: Callable[[int, int, Mapping[str, Any]], float] | None = None
+    """(classes, dimensions, options) → the most numbers that a state has, infinite if it grows; None: unknown."""
 
 
 def smoothed_entropy(logits: Tensor) -> Tensor:
@@ -129,6 +131,10 @@ class Turnover:
         self._born[image] = image
         if len(row) > self.capacity:
             self._dies[row.pop()[1]] = image
+
+    def find(self, key: int, table: Tensor, images: Tensor) -> Tensor:
+        """What a key stands for: a slot of `table` (C, K, …), or one of `images` (B, …)."""
+        return table.flatten(0, 1)[key] if key < self._size else images[key - self._size]
 
     def seen(self, keys: Tensor) -> Tensor:
         """Whether each image sees each of `keys` (n,): (B, n)."""

@@ -48,13 +48,14 @@ def dota(
         soft = logits.softmax(dim=-1)  # (n, C)
         more = soft.sum(dim=0)
         active = (more > torch.finfo(more.dtype).eps * counts).nonzero()[:, 0]
+        total = (counts + more)[active]
         apart = features - means[active][:, None]  # (A, n, D)
-        scatter = (soft[:, active].T[:, :, None] * apart).mT @ apart
-        total = (counts + more)[active][:, None, None]
-        before = covariances[active]
-        after = (counts[active][:, None, None] * before + scatter) / total
-        shared += (after - before).sum(dim=0) / classes
-        covariances[active] = after
+        spread = soft[:, active].T[:, :, None] / total[:, None, None] * apart
+        shared.addmm_(spread.flatten(0, 1).T, apart.flatten(0, 1), alpha=1 / classes)
+        # One by one, because a single covariance fits into the processor's caches and is in memory only once.
+        for place, (label, fades) in enumerate(zip(active.tolist(), (more[active] / total).tolist(), strict=True)):
+            shared.sub_(covariances[label], alpha=fades / classes)
+            covariances[label].addmm_(spread[place].T, apart[place], beta=1 - fades)
         means.mul_(counts[:, None]).add_(soft.T @ features).div_((counts + more)[:, None])
         counts += more
     return out, state

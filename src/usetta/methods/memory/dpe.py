@@ -10,6 +10,10 @@ prototypes. If it is confident, G becomes the running mean of W'.
 
 The first step of AdamW from zero is −lr g / (|g| + 1e-3), so gradients are written out here and nothing is recorded.
 z̄ is a constant, as in the benchmark: the text moves by NCE alone.
+
+Only the k classes that have images are moved, so all others keep the logits they came with, and the work is on tables
+of k rows, in place. What is left are NCE's three products of k × k × D numbers for every image. They cannot be carried
+over to the next one, because a confident answer moves all k text prototypes.
 """
 
 import math
@@ -25,7 +29,6 @@ from usetta.methods.memory.base import (
     affinity,
     smoothed_entropy,
     touched_zeros,
-    unit,
 )
 from usetta.methods.options import Count, NotNegative, Positive
 from usetta.methods.select import entropy, keep_count, most_confident
@@ -51,78 +54,150 @@ def dpe(
 ) -> tuple[Tensor, State]:
     """Logits (B, C) by Zhang et al., NeurIPS 2024."""
     state = state or _empty(stream.text, capacity)
-    out = torch.empty_like(views.logits[:, 0])
+    images, count, dim = views.features.shape
+    prototypes, turnover = _Prototypes(state, images), Turnover(state["entropies"], images)
+    learned, entropies = views.features.new_empty(images, dim), views.features.new_empty(images)
+    out = views.logits[:, 0].clone()
     bits = math.log2(len(stream.text))
-    for i in range(len(out)):
-        features = views.features[i]
-        text = unit(state["text"])
-        logits = stream.logit_scale * (features @ text.T)
-        chosen = most_confident(entropy(logits), keep_count(len(features), stream.rho))
-        mean_feature, mean_logits = features[chosen].mean(dim=0), logits[chosen].mean(dim=0)
-        _remember(state, int(mean_logits.argmax()), float(smoothed_entropy(mean_logits)), mean_feature)
-        classes = state["held"].nonzero()[:, 0]
-        moved_text, moved_images = _move(
-            state, text, classes, mean_feature, mean_logits, alpha, sharpness, learning_rate, align
-        )
+    for i, features in enumerate(views.features):
+        logits, classes = views.logits[i].clone(), prototypes.classes
+        logits[:, classes] = stream.logit_scale * (features @ prototypes.text.units.T)
+        chosen = most_confident(entropy(logits), keep_count(count, stream.rho)) if count > 1 else slice(None)
+        learned[i], mean_logits = features[chosen].mean(dim=0), logits[chosen].mean(dim=0)
+        label, entropies[i] = int(mean_logits.argmax()), smoothed_entropy(mean_logits)
+        turnover.insert(label, float(entropies[i]), i)
+        kept = [turnover.find(key, state["keys"], learned) for _, key in turnover.row(label)]
+        prototypes.remember(label, torch.stack(kept).mean(dim=0))
+        moved_text, moved_images = prototypes.move(learned[i], mean_logits, alpha, sharpness, learning_rate, align)
         near = alpha * affinity(moved_images @ features[0], sharpness)
-        out[i] = (stream.logit_scale * (moved_text @ features[0])).index_add_(0, classes, near)
+        out[i, prototypes.classes] = stream.logit_scale * (moved_text @ features[0]) + near
         if float(entropy(out[i])) < _CONFIDENT * bits:
             state["updates"] += 1
-            n = int(state["updates"])
-            state["text"].mul_(n / (n + 1)).add_(moved_text, alpha=1 / (n + 1))
+            prototypes.text.mix(moved_text, 1 / (int(state["updates"]) + 1))
+    turnover.write((state["keys"], learned), (state["entropies"], entropies))
+    prototypes.write(state)
     return out, state
 
 
-def _remember(state: State, label: int, own: float, feature: Tensor) -> None:
-    turnover = Turnover(state["entropies"], 1)
-    turnover.insert(label, own, 0)
-    turnover.write((state["keys"], feature[None]), (state["entropies"], feature.new_tensor([own])))
-    held = torch.isfinite(state["entropies"][label])
-    state["means"][label] = state["keys"][label][held].mean(dim=0)
-    state["held"][label] = True
+class _Rows:
+    """Vectors, and the same at length 1: tables (room, D) whose first rows are in use."""
+
+    def __init__(self, vectors: Tensor, room: int) -> None:
+        self._vectors, self._units, self._moved, self._size, self._gradient = (
+            vectors.new_empty(room, vectors.shape[1]) for _ in range(5)
+        )
+        self._lengths = vectors.new_empty(room, 1)
+        self.count = len(vectors)
+        self.vectors.copy_(vectors)
+        self._measure(slice(self.count))
+
+    @property
+    def vectors(self) -> Tensor:
+        """(k, D)"""
+        return self._vectors[: self.count]
+
+    @property
+    def units(self) -> Tensor:
+        """(k, D)"""
+        return self._units[: self.count]
+
+    @property
+    def gradient(self) -> Tensor:
+        """(k, D), to be filled."""
+        return self._gradient[: self.count]
+
+    def put(self, row: int, vector: Tensor) -> None:
+        """Write a row, which may be the next one."""
+        self.count = max(self.count, row + 1)
+        self._vectors[row] = vector
+        self._measure(slice(row, row + 1))
+
+    def mix(self, vectors: Tensor, share: float) -> None:
+        """Take in `vectors` (k, D) by so much."""
+        self.vectors.lerp_(vectors, share)
+        self._measure(slice(self.count))
+
+    def moved(self, along: Tensor, learning_rate: float) -> Tensor:
+        """Units (k, D) after AdamW's step.
+
+        `gradient` is that with respect to the units, and is overwritten; `along` (k,) its product with them.
+        """
+        gradient, size, moved = self.gradient, self._size[: self.count], self._moved[: self.count]
+        # That with respect to the vectors is (gradient − along · unit) / length, and |g| + ε is scaled alike.
+        gradient.addcmul_(self.units, along[:, None], value=-1)
+        torch.abs(gradient, out=size).add_(self._lengths[: self.count], alpha=_EPSILON)
+        torch.addcdiv(self.vectors, gradient, size, value=-learning_rate, out=moved)
+        return moved.div_(torch.linalg.vector_norm(moved, dim=-1, keepdim=True))
+
+    def _measure(self, rows: slice) -> None:
+        torch.linalg.vector_norm(self._vectors[rows], dim=-1, keepdim=True, out=self._lengths[rows])
+        torch.div(self._vectors[rows], self._lengths[rows], out=self._units[rows])
 
 
-def _move(
-    state: State,
-    text: Tensor,
-    classes: Tensor,
-    feature: Tensor,
-    logits: Tensor,
-    alpha: float,
-    sharpness: float,
-    learning_rate: float,
-    align: float,
-) -> tuple[Tensor, Tensor]:
-    """Text prototypes (C, D) and image prototypes (k, D) of the `classes` (k,) that have any, after the step."""
-    means = state["means"][classes]
-    images = unit(means)
-    near = affinity(images @ feature, sharpness)
-    log_p = logits.index_add(0, classes, alpha * near).log_softmax(dim=0)
-    marginal = -(log_p.exp() * log_p).sum()
-    by_logit = -(log_p.exp() * (log_p + marginal))[classes]  # dH/dz
-    image_grad = (by_logit * alpha * sharpness * near)[:, None] * feature
-    moved = text
-    if align:
-        own = text[classes]
-        error = (images @ own.T / _TEMPERATURE).softmax(dim=-1)
-        error.diagonal().sub_(1)
-        error *= align / (len(classes) * _TEMPERATURE)
-        image_grad += error @ own
-        text_grad = _through_norm(error.T @ images, own, state["text"][classes])
-        moved = text.index_copy(0, classes, unit(state["text"][classes] + _adam_step(text_grad, learning_rate)))
-    image_grad = _through_norm(image_grad, images, means)
-    return moved, unit(means + _adam_step(image_grad, learning_rate))
+class _Prototypes:
+    """Prototypes of the classes that have images, in the order in which these came, while a batch passes."""
 
+    def __init__(self, state: State, images: int) -> None:
+        held = state["held"].nonzero()[:, 0]
+        room = min(len(state["held"]), len(held) + images)
+        self._start = state["text"]
+        self._places = {label: place for place, label in enumerate(held.tolist())}
+        self._classes = held.new_empty(room)
+        self._classes[: len(held)] = held
+        self.text, self.images = _Rows(state["text"][held], room), _Rows(state["means"][held], room)
+        self._cosines, self._error = (state["text"].new_empty(room * room) for _ in range(2))
 
-def _through_norm(grad: Tensor, normed: Tensor, vectors: Tensor) -> Tensor:
-    """Gradient with respect to `vectors` (n, D), from that with respect to `normed`, the same at length 1."""
-    along = (grad * normed).sum(dim=-1, keepdim=True)
-    lengths: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-    return (grad - along * normed) / lengths
+    @property
+    def classes(self) -> Tensor:
+        """(k,)"""
+        return self._classes[: len(self._places)]
 
+    def remember(self, label: int, mean: Tensor) -> None:
+        """Set the mean of the images of a class, which may be a new one."""
+        if label not in self._places:
+            self._classes[len(self._places)] = label
+            self._places[label] = len(self._places)
+            self.text.put(self._places[label], self._start[label])
+        self.images.put(self._places[label], mean)
 
-def _adam_step(grad: Tensor, learning_rate: float) -> Tensor:
-    return -learning_rate * grad / (grad.abs() + _EPSILON)
+    def move(
+        self,
+        feature: Tensor,
+        logits: Tensor,
+        alpha: float,
+        sharpness: float,
+        learning_rate: float,
+        align: float,
+    ) -> tuple[Tensor, Tensor]:
+        """Prototypes (k, D) of text and images after the step, at length 1; the next step overwrites them."""
+        text, images, classes = self.text, self.images, self.classes
+        cosines = images.units @ feature
+        near = affinity(cosines, sharpness)
+        log_p = logits.index_add(0, classes, alpha * near).log_softmax(dim=0)
+        marginal = -(log_p.exp() * log_p).sum()
+        by_logit = -(log_p.exp() * (log_p + marginal))[classes]  # dH/dz
+        along_feature = alpha * sharpness * by_logit * near
+        torch.outer(along_feature, feature, out=images.gradient)
+        along_images, moved_text = along_feature * cosines, text.units
+        if align:
+            k = len(classes)
+            logit, error = self._cosines[: k * k].view(k, k), self._error[: k * k].view(k, k)
+            torch.addmm(logit, images.units, text.units.T, beta=0, alpha=1 / _TEMPERATURE, out=logit)
+            torch.softmax(logit, dim=-1, out=error)
+            error.diagonal().sub_(1)
+            error *= align / (k * _TEMPERATURE)
+            images.gradient.addmm_(error, text.units)
+            torch.mm(error.T, images.units, out=text.gradient)
+            # Products of the gradients with the units, by the products of the units.
+            logit *= error
+            along_images += _TEMPERATURE * logit.sum(dim=1)
+            moved_text = text.moved(_TEMPERATURE * logit.sum(dim=0), learning_rate)
+        return moved_text, images.moved(along_images, learning_rate)
+
+    def write(self, state: State) -> None:
+        """Bring the state up to date."""
+        state["text"][self.classes], state["means"][self.classes] = self.text.vectors, self.images.vectors
+        state["held"][self.classes] = True
 
 
 def _empty(text: Tensor, capacity: int) -> State:
