@@ -19,6 +19,17 @@ def test_the_number_of_images_follows_the_time_that_items_take(monkeypatch: pyte
     assert pace.images == 2
 
 
+def test_a_fixed_number_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(pacing.time, "monotonic", lambda: now)
+    pace = Pace(8, fixed=True)
+    for seconds in (0.0, 100.0):
+        pace.sent("item")
+        now += seconds
+        pace.returned("item")
+        assert pace.images == 8
+
+
 def test_pieces_are_as_large_as_is_right_when_they_are_taken() -> None:
     pace, pieces = Pace(4), []
     for piece in pace.pieces(range(12)):

@@ -73,10 +73,19 @@ def test_every_answer_is_saved_within_a_second(
     assert saved == [2] * 5
 
 
-@pytest.mark.parametrize(("slow", "sizes"), [(False, [1, 2, 1, 4, 3]), (True, [1] * 11)])
-def test_slow_images_are_saved_one_by_one_whatever_the_batch(
-    tiny_model: CLIP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: bool, sizes: list[int]
+@pytest.mark.parametrize(
+    ("slow", "batch_size", "sizes"),
+    [(False, None, [1, 2, 4, 1, 3]), (True, None, [1] * 11), (False, 4, [4, 4, 3]), (True, 4, [4, 4, 3])],
+)
+def test_slow_images_are_saved_one_by_one_unless_they_are_computed_together(
+    tiny_model: CLIP,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    slow: bool,
+    batch_size: int | None,
+    sizes: list[int],
 ) -> None:
+    """Which images are computed together decides last bits, so it does not depend on the clock."""
     monkeypatch.setattr(pacing, "_SOON", 0.0 if slow else 1000.0)
     monkeypatch.setattr(pacing, "_LONG", 0.0 if slow else 1000.0)
     monkeypatch.setattr(writing, "_SECONDS", 0.0)
@@ -90,7 +99,7 @@ def test_slow_images_are_saved_one_by_one_whatever_the_batch(
                 yield from super().run(make_worker, [item])
 
     things = make_dataset(tmp_path, images=11)
-    run = {"engine": Engine(), "load": lambda: tiny_model, "batch_size": 4}
+    run = {"engine": Engine(), "load": lambda: tiny_model, "batch_size": batch_size}
     evaluate(tiny_model, [things], ["clip"], tmp_path / "run", SETTINGS, **run)  # type: ignore[arg-type]
     assert saved == sizes
 

@@ -23,7 +23,7 @@ from usetta.answer_warnings import is_near_chance
 from usetta.batch.parts import Parts, PredictionRow, SeenKeys
 from usetta.batch.sources import BatchImage, SourceOptions, images
 from usetta.classifier import Classifier
-from usetta.distributed import Engine, Failed, LocalEngine, Pace, Shard, VerifiedLoader
+from usetta.distributed import Engine, Failed, LocalEngine, Pace, Shard, VerifiedLoader, has_gpus
 from usetta.images import ImageError
 from usetta.methods.recipe import Recipe
 from usetta.models import Model
@@ -156,8 +156,9 @@ def classify(
             reward = VerifiedLoader(load_reward_model, reward_model.fingerprint)
         make_worker = _BatchWorkerFactory(settings, VerifiedLoader(load, model.fingerprint), reward)
     done = failed = before = near_chance = 0
+    together = classifier.batch_size > 1 or has_gpus(engine)
     # In this process images need no company, unless a device computes several at once.
-    pace = Pace(1 if engine is None and classifier.batch_size == 1 else _BATCH_IMAGES)
+    pace = Pace(_BATCH_IMAGES if together or engine else 1, fixed=together)
     with closing(SeenKeys()) as seen, Parts(out, settings.facts(model, reward_model), shard) as parts:
         for source, key in parts.finished():
             before += seen.add(source, key)
@@ -198,7 +199,6 @@ class BatchWorker:
 
     def __init__(self, classifier: Classifier, top: int) -> None:
         self._classifier = classifier
-        self._most = classifier.batch_size
         self._top = top
 
     def run(self, batches: Iterable[ImageBatch]) -> Generator[list[PredictionRow], None, None]:
@@ -208,8 +208,6 @@ class BatchWorker:
         def sources() -> Iterator[Callable[[], str | bytes]]:
             for batch in batches:
                 taken.append(batch)
-                # Images that are slow come in small batches, and should not wait for others in the classifier either.
-                self._classifier.batch_size = min(self._most, len(batch.images))
                 yield from (image.read for image in batch.images)
 
         with closing(self._classifier.stream(sources())) as outcomes:

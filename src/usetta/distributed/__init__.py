@@ -1,6 +1,6 @@
 """Where work runs: in this process, on a Ray cluster, or in several processes that each take their share."""
 
-from usetta.distributed.local import Engine, EngineError, Failed, LocalEngine, VerifiedLoader, Work, Worker
+from usetta.distributed.local import Engine, EngineError, Failed, LocalEngine, VerifiedLoader, Work, Worker, has_gpus
 from usetta.distributed.pacing import Pace
 from usetta.distributed.ray import RayEngine
 from usetta.distributed.shards import Shard
@@ -16,4 +16,5 @@ __all__ = [
     "VerifiedLoader",
     "Work",
     "Worker",
+    "has_gpus",
 ]

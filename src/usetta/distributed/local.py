@@ -70,6 +70,11 @@ class Engine(Protocol):
         ...
 
 
+def has_gpus(engine: Engine | None) -> bool:
+    """Whether the workers of an engine have GPUs of their own."""
+    return getattr(engine, "gpus", 0) > 0
+
+
 class LocalEngine:
     """Works in this process, in order. No item ever fails here: whatever kills the worker kills this process."""
 

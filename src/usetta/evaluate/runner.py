@@ -22,7 +22,7 @@ from usetta import methods as known_methods
 from usetta.adaptive import ADAPTIVE, Views, accepted_changes, most_views
 from usetta.coop import load_context, template_of
 from usetta.data import DataError, Dataset
-from usetta.distributed import Engine, Failed, LocalEngine, Pace, Shard, VerifiedLoader
+from usetta.distributed import Engine, Failed, LocalEngine, Pace, Shard, VerifiedLoader, has_gpus
 from usetta.evaluate.merge import shard_folder
 from usetta.evaluate.orders import SHUFFLED, StreamOrder
 from usetta.evaluate.run_log import RunLog, RunningAccuracy
@@ -151,9 +151,10 @@ def evaluate(
         store.note("device", "model", str(getattr(model, "device", "cpu")))
         for job in jobs.values():
             forget_changed(job.dataset, stores, log)
+        together = (batch_size or 1) > 1 or Pipeline(model).batches_images or has_gpus(engine)
         # Where images are answered by themselves, each is an item, so that it is saved as soon as it is known.
-        alone = engine is None and Pipeline(model).images_at_once == 1
-        pace = Pace(batch_size or (1 if alone else _ITEM_IMAGES))
+        alone = engine is None and not together
+        pace = Pace(batch_size or (1 if alone else _ITEM_IMAGES), fixed=together)
         plan = _plan(jobs.values(), seeds, limit, pace.most, shard, stores)
         plan += _stream_plan(shard.take(streams), stores)
         make_worker: Callable[[], EvalWorker]
