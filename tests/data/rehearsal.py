@@ -132,7 +132,9 @@ def main(folder: Path, url: str, seed: int) -> dict[str, Any]:
         os.kill(child, signal.SIGKILL)  # a process that has ended is there until it is waited for
         random_kills.append((code_of(child), *progress(killed)))
     report["random"] = random_kills
-    report["struck"] = {name: code_of(attempt(killed, functools.partial(strike, *blow))) for name, blow in _BLOWS.items()}
+    report["struck"] = {
+        name: code_of(attempt(killed, functools.partial(strike, *blow))) for name, blow in _BLOWS.items()
+    }
     report["killed"] = code_of(attempt(killed))
     report["progress"] = [progress(home) for home in (whole, killed)]
     report["seconds"] = seconds

@@ -84,7 +84,9 @@ def test_killed_at_any_moment_it_ends_with_the_same_files(stocked: Shelf, tmp_pa
 def test_the_plan_comes_first(
     stocked: Shelf, tmp_path: Path, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("usetta.bench.seconds_of_methods", lambda job, methods: dict.fromkeys(methods, 0) | {CLIP_64: 360})
+    monkeypatch.setattr(
+        "usetta.bench.seconds_of_methods", lambda job, methods: dict.fromkeys(methods, 0) | {CLIP_64: 360}
+    )
     options = ["--data", tmp_path / "data", "--out", tmp_path / "runs", "--limit", 2, "--dry-run"]
     planned = usetta("reproduce", "all", *options, "--model", tiny_checkpoint, "--seeds", "0,1,2")
     assert planned.exit_code == 0, planned.stderr
