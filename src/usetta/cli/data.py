@@ -125,7 +125,7 @@ def print_plan(plan: "Sequence[PlannedFetch]", root: Path, *, to_stdout: bool = 
     for column in ("name", "now", "GB"):
         table.add_column(column, no_wrap=True, justify="right" if column == "GB" else "left")
     # Names of mirrors stay whole, also on a narrow terminal.
-    table.add_column("from", overflow="fold", width=34 if console.width < 100 else None)
+    table.add_column("from", overflow="fold", width=34 if console.width < 120 else None)
     table.add_column("licence", overflow="fold")
     for step in plan:
         sources = "\nor ".join(step.sources) or ("by hand" if step.state == "absent" else "-")
