@@ -16,11 +16,12 @@ from typer.testing import CliRunner, Result
 
 from data import world
 from data.server import Shelf
-from usetta.bench import CLIP_64
+from usetta.bench import CLIP_64, BenchSettings
 from usetta.cli import app
 from usetta.coop import save_context
 from usetta.evaluate import runner
 from usetta.evaluate.store import Store
+from usetta.models import ModelError
 from usetta.models.clip import CLIP
 from usetta.report import paper_report, reproduce
 from usetta.report.reproduce import ITEMS
@@ -100,6 +101,17 @@ def test_the_plan_comes_first(
     assert "GB to download" in lines[-1]
     assert not (tmp_path / "data").exists()
     assert stocked.requests == []
+
+    def fails(job: BenchSettings, methods: list[str]) -> dict[str, float]:
+        if job.model == "RN50":
+            raise ModelError("no weights")
+        return dict.fromkeys(methods, 0.0) | {CLIP_64: 30.0}
+
+    monkeypatch.setattr("usetta.bench.seconds_of_methods", fails)
+    partly = usetta("reproduce", "all", *options)
+    assert "warning: the time of RN50 cannot be measured: no weights" in partly.stderr
+    assert "about 30 minutes" in partly.stdout.splitlines()[0]  # 30 images, two seeds
+    assert "about 1.0 hours on this machine, without RN50" in partly.stdout
 
     absent = usetta("reproduce", "all", *options[:-1], "--model", tiny_checkpoint, "--no-fetch")
     assert absent.exit_code == 1

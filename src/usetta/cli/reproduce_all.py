@@ -132,7 +132,10 @@ def _print_whole_plan(
             total += hours
             text += f", about {_duration(hours)}"
         say(text)
-    say(f"about {_duration(total)} on this machine")
+    if seconds:
+        unknown = [model for model in methods if model not in seconds]
+        without = f", without {', '.join(unknown)}" if unknown else ""
+        say(f"about {_duration(total)} on this machine{without}")
 
 
 def _duration(hours: float) -> str:
