@@ -128,3 +128,11 @@ def test_an_unknown_method_is_an_error_before_anything_is_measured(tiny_checkpoi
     result = CliRunner().invoke(app, ["bench", "--model", str(tiny_checkpoint), "--methods", "clipp"])
     assert result.exit_code == 2
     assert "did you mean 'clip'" in result.stderr
+
+
+@pytest.mark.usefixtures("clock")
+def test_what_many_methods_add_to_the_views_they_share(job: bench.BenchSettings) -> None:
+    seconds = bench.seconds_of_methods(job, ["clip", "use", "use:steps=4", "se"])
+    shared = 0.25 + 8 * 1 + 8 * 10 + 5  # read, make and encode eight views, and answer by one
+    assert seconds == {bench.CLIP_64: shared, "clip": 0, "use": 100, "use:steps=4": 400, "se": 0}
+    assert bench.seconds_per_image(seconds, ["clip", "use:steps=4"]) == shared + 400

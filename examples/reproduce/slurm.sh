@@ -9,6 +9,7 @@
 #SBATCH --requeue
 #SBATCH --signal=B:TERM@120
 set -euo pipefail
+SCRATCH="${SCRATCH:?a folder with space for datasets and features}"
 export USETTA_DATA="${USETTA_DATA:-$SCRATCH/datasets}"  # HF_TOKEN, for ImageNet, comes from your environment
 
 trap 'scontrol requeue "$SLURM_JOB_ID"' TERM  # two minutes before the time limit

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from data import world
 from data.server import Shelf
 from usetta.cli import app
-from usetta.data import DataError, Dataset, Fetched, fetch_all, load_dataset, plan_fetch
+from usetta.data import DataError, Dataset, Fetched, fetch_all, import_dataset, load_dataset, plan_fetch
 from usetta.data.benchmark import BENCHMARKS
 from usetta.images import file_digest
 
@@ -47,7 +47,7 @@ def test_all_fifteen_from_nothing(stocked: Shelf, tmp_path: Path, pauses: list[f
         assert (copy.fingerprint, copy.ids, copy.labels) == (original.fingerprint, original.ids, original.labels)
         assert contents(name, root) == contents(name, tmp_path / "coop")
         assert pickle.loads(pickle.dumps(copy)).source(copy.ids[0]) is not None
-    assert "imagenet-r: clip-benchmark/wds_imagenet-r cannot be used: it has 5 images instead of 6; it is another" in (
+    assert "imagenet-r: axiong/imagenet-r cannot be used: it has 5 images instead of 6; it is another version" in (
         "\n".join(logged)
     )
     assert {path.split("/")[1] for path, _ in stocked.tokens} == {"hub"}  # the token goes nowhere else
@@ -80,9 +80,10 @@ def test_the_plan_is_printed_before_anything_is_fetched(
     assert shown.exit_code == 0, shown.stderr
     assert stocked.requests == []
     lines = {line.split()[0]: " ".join(line.split()) for line in shown.stdout.splitlines()}
-    assert len(lines) == 17
-    assert lines["imagenet"].endswith("hub: ILSVRC/imagenet-1k (gated) - - non-commercial research and education")
-    assert lines["ucf101"] == "ucf101 absent - by hand - GitHub not checked"
+    assert shown.stdout.count(" or hub: ") == 9
+    assert shown.stdout.count(" list: GitHub") == 9
+    assert lines["imagenet"].endswith("hub: ILSVRC/imagenet-1k (gated) non-commercial research and education")
+    assert lines["ucf101"] == "ucf101 absent - by hand not checked"
     assert "GB to download" in shown.stdout.splitlines()[-1]
 
 
@@ -137,6 +138,48 @@ def test_a_mirror_that_is_not_the_dataset_is_refused(
     assert result.exit_code == 1
     assert message in result.stderr
     assert not list((tmp_path / "data").rglob("*.tar"))
+
+
+def numbered(name: str) -> list[tuple[str, bytes, int]]:
+    """The images of a relative of ImageNet as copies have them that number their images: key, content, label."""
+    wnids = [known.wnid for known in world.IMAGENET]
+    images = world.images_of(name).items()
+    return [(f"s{n:07d}", content, wnids.index(image.split("/")[0])) for n, (image, content) in enumerate(images)]
+
+
+def test_a_copy_that_numbers_its_images_has_ids_of_its_own(stocked: Shelf, tmp_path: Path) -> None:
+    files = {"test/0.tar": world.webdataset_of(numbered("imagenet-a")), "classnames.txt": b"other names\nthan\nours"}
+    world.put_on_hub(stocked, "clip-benchmark/wds_imagenet-a", files)
+    done = usetta("data", "fetch", "imagenet-a", tmp_path / "data")
+    assert done.exit_code == 0, done.stderr
+    assert "clip-benchmark/wds_imagenet-a on the hub, by class, with their own file names" in done.stdout
+    copy = load_dataset("imagenet-a", tmp_path / "data")
+    world.lay_out(tmp_path / "coop")
+    original = load_dataset("imagenet-a", tmp_path / "coop")
+    assert (copy.labels, copy.classes) == (original.labels, original.classes)
+    assert copy.ids[-1] == f"{world.IMAGENET[-1].wnid}/s0000005.jpg"
+    assert list(digests_of(copy).values()) == list(digests_of(original).values())
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "key", "message"),
+    [
+        ("imagenet-a", (0, 0, 1, 1, 2), "s{}", "it has 5 images instead of 6; it is another version of the dataset"),
+        ("imagenet-a", (0, 0, 0, 1, 1, 1), "s{}", "it has no image of n01534433"),
+        ("imagenet-a", (0, 0, 1, 7, 2, 2), "s{}", "1 of its images are of other classes, such as s3.jpg"),
+        ("imagenet-a", (0, 0, 1, 1, 2, 2), "{}/s", "it has several images called n01498041/s.jpg"),
+        ("imagenet-v2", (0, 0, 0, 1, 2, 2), "s{}", "its classes have 1 to 3 images instead of equally many"),
+    ],
+)
+@pytest.mark.usefixtures("stocked")
+def test_a_copy_of_a_relative_of_imagenet_is_checked(
+    tmp_path: Path, name: str, labels: tuple[int, ...], key: str, message: str
+) -> None:
+    rows = [(key.format(number), world.jpeg(str(number)), label) for number, label in enumerate(labels)]
+    (tmp_path / "copy.tar").write_bytes(world.webdataset_of(rows))
+    (tmp_path / "classnames.txt").write_text("\n".join(known.name for known in world.IMAGENET))
+    with pytest.raises(DataError, match=message):
+        import_dataset(name, [tmp_path / "copy.tar"], tmp_path / "data", print)
 
 
 def test_a_disk_that_is_too_small_is_noticed_first(

@@ -178,7 +178,7 @@ def stock(shelf: Shelf) -> None:
     shelf.troubles[path["dtd"]] = [-200, -100]  # connections that end after so many bytes
     shelf.troubles[path["food101"]], shelf.waits[429] = [429], 1
 
-    del shelf.files[path["imagenet-a"][1:]]  # the archive is gone; WebDataset with classnames.txt instead
+    del shelf.files[path["imagenet-a"][1:]]  # the archive and the first mirror are gone; WebDataset with classnames.txt
     rows = [
         (f"{image[:-5]}", content, wnids.index(image.split("/")[0]))
         for image, content in images_of("imagenet-a").items()
@@ -189,15 +189,15 @@ def stock(shelf: Shelf) -> None:
     )
 
     shelf.files[path["imagenet-r"][1:]] = b"another archive"  # and the first mirror lacks an image
-    rows = [
-        (image[:-5], content, wnids.index(image.split("/")[0])) for image, content in images_of("imagenet-r").items()
-    ]
-    put_on_hub(shelf, "clip-benchmark/wds_imagenet-r", {"test/0.tar": webdataset_of_jpegs(rows[1:])})
     table = [
         {"image": {"bytes": content, "path": image.split("/")[1]}, "wnid": image.split("/")[0]}
         for image, content in images_of("imagenet-r").items()
     ]
-    put_on_hub(shelf, "axiong/imagenet-r", {"test/test-00000-of-00001.parquet": table_of(table)})
+    put_on_hub(shelf, "axiong/imagenet-r", {"test/test-00000-of-00001.parquet": table_of(table[1:])})
+    rows = [
+        (image[:-5], content, wnids.index(image.split("/")[0])) for image, content in images_of("imagenet-r").items()
+    ]
+    put_on_hub(shelf, "clip-benchmark/wds_imagenet-r", {"test/0.tar": webdataset_of_jpegs(rows)})
 
     table = [  # gated; names carry the wnid
         {"image": {"bytes": content, "path": f"{image[10:-5]}_{image[:9]}.JPEG"}, "label": wnids.index(image[:9])}

@@ -120,15 +120,19 @@ def print_plan(plan: "Sequence[PlannedFetch]", root: Path, *, to_stdout: bool = 
     from rich.console import Console
     from rich.table import Table
 
+    console = Console(stderr=not to_stdout)
     table = Table(box=None, pad_edge=False)
-    for column in ("name", "now", "GB", "from", "or from", "list", "licence"):
-        table.add_column(column, overflow="fold", justify="right" if column == "GB" else "left")
+    for column in ("name", "now", "GB"):
+        table.add_column(column, no_wrap=True, justify="right" if column == "GB" else "left")
+    # Names of mirrors stay whole, also on a narrow terminal.
+    table.add_column("from", overflow="fold", width=34 if console.width < 120 else None)
+    table.add_column("licence", overflow="fold")
     for step in plan:
-        first = step.sources[0] if step.sources else "by hand" if step.state == "absent" else "-"
+        sources = "\nor ".join(step.sources) or ("by hand" if step.state == "absent" else "-")
         size = f"{step.bytes / 1e9:.2f}" if step.sources else "-"
-        others, listed = ", ".join(step.sources[1:]) or "-", "GitHub" if step.list_file else "-"
-        table.add_row(step.name, step.state, size, first, others, listed, step.licence)
-    Console(stderr=not to_stdout).print(table)
+        listed = "\nlist: GitHub" if step.list_file else ""
+        table.add_row(step.name, step.state, size, sources + listed, step.licence)
+    console.print(table)
     existing = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.exists())
     total, space = sum(step.bytes for step in plan), sum(step.space for step in plan)
     free = shutil.disk_usage(existing).free

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from usetta.cli.app import echo, note, warn
+from usetta.cli.app import counted, echo, note, warn
 from usetta.cli.engines import answers_alone, for_driver, for_workers, loader
 
 if TYPE_CHECKING:
@@ -73,7 +73,8 @@ class Measuring:
                 if not missing_results(asked, store, seeds=seeds, images=sizes):
                     return None
         model = self.load(model_name)
-        note(f"model: {model.name}, {', '.join(f'{name} ({size} images)' for name, size in sizes.items())}")
+        parts = (f"{name} ({counted(size, 'image')})" for name, size in sizes.items())
+        note(f"model: {model.name}, {', '.join(parts)}")
         context = self.context if item.coop else None
         try:
             with answers_alone():

@@ -130,9 +130,16 @@ def _print_whole_plan(
             each = {name: bench.seconds_per_image(seconds[run.model], names) for name, names in run.methods.items()}
             hours = count * sum(images[name] * each[name] for name in images) / 3600
             total += hours
-            text += f", about {hours:,.1f} hours"
+            text += f", about {_duration(hours)}"
         say(text)
-    say(f"about {total:,.1f} hours on this machine")
+    if seconds:
+        unknown = [model for model in methods if model not in seconds]
+        without = f", without {', '.join(unknown)}" if unknown else ""
+        say(f"about {_duration(total)} on this machine{without}")
+
+
+def _duration(hours: float) -> str:
+    return f"{hours:,.1f} hours" if hours >= 1 else counted(max(round(60 * hours), 1), "minute")
 
 
 def _train_coop(folder: Path, measuring: Measuring, model: str, base: Path) -> Path:

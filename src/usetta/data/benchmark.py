@@ -3,7 +3,9 @@
 Only the test split is used; of ImageNet, the validation images. Of each archive only the folder that is needed is
 taken, and it is put where CoOp's layout has it. Checksums, and most addresses, are those of torchvision's datasets
 (pytorch/vision e6f0400); the exceptions say where they come from. Mirrors on the hub are tried where an archive is
-dead, gated or does not answer; each is checked against the list or the classes, so none has to be trusted. The middle
+dead, gated or does not answer; each is checked against the list or the classes, so none has to be trusted. What is
+known about them was read, not downloaded (docs/notes/mirrors.md). Tables come before tars, whose images have numbers
+for names: the relatives of ImageNet have no list, so that their ids are the names that the copy has. The middle
 frames of UCF101 are on CoOp's Google Drive (KaiyangZhou/CoOp, DATASETS.md), which demands a browser.
 
 The lists of CoOp's splits lie byte by byte the same in `mariodoebler/test-time-adaptation` and `YBZh/DMN` (both MIT);
@@ -29,7 +31,7 @@ _GB = 10**9
 
 
 def _clip_benchmark(name: str, gigabytes: float) -> Mirror:
-    """A copy by LAION's CLIP benchmark: WebDataset tars with the original files, labels as in the original order."""
+    """A copy by LAION's CLIP benchmark: WebDataset tars in the original order, whose images are numbered."""
     return Mirror(f"clip-benchmark/wds_{name}", "test/*.tar", int(gigabytes * _GB), same_labels=True)
 
 
@@ -146,8 +148,8 @@ BENCHMARKS = (
             bytes=int(0.69 * _GB),
         ),
         mirrors=(
-            _clip_benchmark("imagenet-a", 0.70),
             Mirror("barkermrl/imagenet-a", "data/train-*.parquet", int(0.68 * _GB)),
+            _clip_benchmark("imagenet-a", 0.70),
         ),
     ),
     _imagenet(
@@ -172,8 +174,8 @@ BENCHMARKS = (
             bytes=int(2.19 * _GB),
         ),
         mirrors=(
-            _clip_benchmark("imagenet-r", 2.2),
             Mirror("axiong/imagenet-r", "test/test-*.parquet", int(2.15 * _GB)),
+            _clip_benchmark("imagenet-r", 2.2),
         ),
     ),
     _imagenet(

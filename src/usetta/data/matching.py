@@ -3,6 +3,7 @@
 Copies of a dataset call its images differently, or not at all. Where every image of the list is found by its name, the
 names decide, and the copy may contain more. Without names, a copy with as many images of each class as the list is
 taken class by class in its order: the labels are right, though an image may have the id of a neighbour of its class.
+Where there is no list, the ids are the names that the copy has, which are the original's only if it kept them.
 Everything else is refused: another number of images, other classes, labels that contradict the list.
 """
 
@@ -84,7 +85,7 @@ def match_classes(packed: PackedFiles, wanted: ClassList, *, same_labels: bool =
         label = by_label.get(row.label, -1) if row.label is not None else _label_of_folder(name, folders)
         rows[label].append((f"{stem}{name.suffix or '.jpg'}", row))
     if strange := rows.get(-1):
-        raise DataError(f"it has {len(strange)} images of other classes, such as {strange[0][1].name}", _HINT)
+        raise DataError(f"{len(strange)} of its images are of other classes, such as {strange[0][1].name}", _HINT)
     if empty := next((folder for label, folder in enumerate(folders) if label not in rows), None):
         raise DataError(f"it has no image of {empty}", _HINT)
     sizes = {len(group) for group in rows.values()}
@@ -95,8 +96,10 @@ def match_classes(packed: PackedFiles, wanted: ClassList, *, same_labels: bool =
         for label, folder in enumerate(folders)
         for name, row in sorted(rows[label])
     ]
-    named = "by name" if all(row.name for row in packed.rows) else "by order"
-    return Match(tuple(images), tuple(wanted.folders.values()), named)
+    if twice := [image_id for image_id, count in Counter(image.id for image in images).items() if count > 1]:
+        raise DataError(f"it has several images called {twice[0]}", _HINT)
+    named = "with their own file names" if all(row.name for row in packed.rows) else "numbered"
+    return Match(tuple(images), tuple(wanted.folders.values()), f"by class, {named}")
 
 
 def _label_of_folder(name: PurePosixPath, folders: Sequence[str]) -> int:

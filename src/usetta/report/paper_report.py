@@ -115,7 +115,8 @@ def _figures(item: PaperItem, store: Store, out: Path) -> list[ReportPart]:
     parts = []
     for name, figure in drawn.figures.items():
         png, _ = save(figure, out / "figures" / name)
-        title = f"{name.replace('-', ' ', 1).capitalize()}: {item.shows}"
+        model = name.removeprefix(f"{item.name}-") if name != item.name else ""
+        title = f"{item.name.replace('-', ' ').capitalize()}{f' ({model})' if model else ''}: {item.shows}"
         illustration = html.illustration(figure, title, photos=item.name == "figure-5", saved=png)
         parts.append(ReportPart(item.name, title, None, illustration, drawn.notes))
     return parts
