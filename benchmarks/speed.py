@@ -29,6 +29,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from benchmarks.common import load, log, show
+from benchmarks.tuners import tuners
 from usetta import Classifier, methods
 from usetta.adaptive import is_settled, stages
 from usetta.data import load_dataset
@@ -344,6 +345,13 @@ FIGURES = {
     "crop_speedup": Figure(crop_speedup, "≥ 2", "64 views by crops and flips, likewise"),
     "se_over_tower": Figure(se_over_tower, "≤ 1.1", "SE from file to answer, ÷ the bare tower on 64 views"),
     "classes_over_few": Figure(classes_over_few, "≤ 1.25", "SE with 1000 classes ÷ with 10"),
+    "five_tuners_over_one": Figure(
+        lambda n: tuners(n)["five_tuners"], "≤ 2.2", "five methods that tune the prompt ÷ one, 1000 classes"
+    ),
+    "five_tuners_active_over_one": Figure(
+        lambda n: tuners(n)["five_tuners_active"], "", "the same five with 64 active classes ÷ one with all"
+    ),
+    "ablation_over_one": Figure(lambda n: tuners(n)["ablation"], "", "the ablation's six that tune ÷ one"),
     "tower_speedup": Figure(partial(tower_speedup, "int8"), "≥ 4", "image tower in int8, against PyTorch in fp32"),
     "tower_agreement": Figure(tower_agreement, "≥ 0.99", "equal answers of CLIP and SE in int8 and fp32 (real images)"),
     "int8_agreement": Figure(

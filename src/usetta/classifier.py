@@ -181,13 +181,14 @@ class Classifier:
         assert episode.pixels is not None
         views = as_bytes(episode.pixels)
         origin = ImageOrigin(source, self._views)
-        predictions = [
-            replace(
-                self._head.predict(recipe, [episode], [_name(image)], [origin], self._copied_memory(recipe), 1)[0],
-                rejection=self._rejection,
-            )
-            for recipe in wanted
-        ]
+        with self._head.prompts.steps.kept():
+            predictions = [
+                replace(
+                    self._head.predict(recipe, [episode], [_name(image)], [origin], self._copied_memory(recipe), 1)[0],
+                    rejection=self._rejection,
+                )
+                for recipe in wanted
+            ]
         self._warn(predictions[:1])
         return Comparison(Explanation(p, recipe.name, views) for p, recipe in zip(predictions, wanted, strict=True))
 

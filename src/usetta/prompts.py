@@ -11,7 +11,7 @@ all positions, because a bidirectional one attends to its padding.
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from typing import Protocol, Self
 
@@ -25,6 +25,7 @@ from usetta.models.base import TextTower
 from usetta.models.clip import TextTransformer
 from usetta.models.packed import PackedTexts
 from usetta.progress import bar
+from usetta.shared_steps import SharedSteps
 
 DEFAULT_TEMPLATE = "a photo of a {}."
 
@@ -131,8 +132,11 @@ class ClassPrompts:
             filled[0].replace(context)
         self.context = filled[0].context if not self._fixed else filled[0].context[:0]
         """Where tuning starts: (n, W), in float32 or float64; empty if there is nothing to tune."""
+        self.steps = SharedSteps()
+        """Of methods that tune the prompts of the same images."""
         self._templates = filled
         self._features: Tensor | None = None
+        self._gradients: dict[Callable[[Tensor], Tensor], Tensor] = {}
 
     def features(self) -> Tensor:
         """Unit-length text features (C, D) at the initial context, in the order of the classes."""
@@ -163,7 +167,20 @@ class ClassPrompts:
         expected = len(self.features() if classes is None else classes), self.features().shape[1]
         if grad.ndim != 3 or tuple(grad.shape[1:]) != expected:
             raise ValueError(f"gradients must be of shape (B, {expected[0]}, {expected[1]}), got {tuple(grad.shape)}")
-        return template.pullback(grad.detach().to(self.features()))
+        grad = grad.detach().to(self.features())
+        return self.steps.get(lambda: template.pullback(grad), "pullback", [grad, classes])
+
+    def gradient_of(self, value: Callable[[Tensor], Tensor]) -> Tensor:
+        """Gradient with respect to the initial context (n, W) of a `value` of the features (C, D), as their spread is.
+
+        No image takes part in it, so it is computed once.
+        """
+        if value not in self._gradients:
+            with torch.inference_mode(False), torch.enable_grad():
+                features = self.features().clone().requires_grad_()
+                (grad,) = torch.autograd.grad(value(features), features)
+            self._gradients[value] = self._templates[0].pullback(grad[None])[0]
+        return self._gradients[value]
 
     def encode(self, contexts: Tensor, classes: Tensor | None = None) -> Tensor:
         """Unit-length text features (B, C, D) of `contexts` (B, n, W), differentiable in them.
@@ -177,7 +194,10 @@ class ClassPrompts:
         template = self._templates[0] if classes is None else self._templates[0].pick(classes)
         if not len(contexts):
             return self.features()[: len(template)].expand(0, -1, -1)
-        return template.encode(contexts.to(self.context.device))
+        contexts = contexts.to(self.context.device)
+        if torch.is_grad_enabled() and contexts.requires_grad:
+            return template.encode(contexts)
+        return self.steps.get(lambda: template.encode(contexts), "features", [contexts, classes])
 
     def check_tunable(self) -> None:
         """Raise ValueError if there is no context to tune."""

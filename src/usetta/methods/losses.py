@@ -15,7 +15,7 @@ is called `rewards`, it gets a reward model's scores (B, k, C) of the same views
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -116,3 +116,12 @@ def gradient(value: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
         leaf = at.detach().requires_grad_()
         (grad,) = torch.autograd.grad(value(leaf).sum(), leaf)
     return grad
+
+
+Penalties = Sequence[tuple[float, Callable[[Tensor], Tensor]]]
+"""Weights, and functions of text features (..., C, D) that are minimised beside a loss."""
+
+
+def penalty_gradient(penalties: Penalties, text: Tensor) -> Tensor | float:
+    """The gradient of the weighted sum of `penalties` with respect to `text` (A, C, D)."""
+    return sum((weight * gradient(penalty, text) for weight, penalty in penalties), 0.0)

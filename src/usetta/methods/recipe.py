@@ -139,8 +139,9 @@ class Recipe:
 
     def _check_combinations(self) -> None:
         for setting in ("dispersion", "orthogonality"):
-            if self.active and getattr(self, setting):
-                raise ValueError(f"{setting} changes all classes, so it cannot be combined with active")
+            # At the initial prompt its gradient is a constant of the class list, later it takes all of the texts.
+            if self.active and getattr(self, setting) and not (self.needs_prompts and self.steps == 1):
+                raise ValueError(f"{setting} changes all classes, so active takes it in one step of the prompt only")
             if self.needs_hidden and getattr(self, setting):
                 raise ValueError(f"{setting} needs text features that are tuned, which tune={self.tune} does not do")
         if self.active and self.tunes and not self.needs_prompts:

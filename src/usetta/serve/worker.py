@@ -13,7 +13,7 @@ import asyncio
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Condition
@@ -309,8 +309,11 @@ def _answer(heads: Mapping[Job, TextHead], launched: Sequence["_Launched"], betw
         together = part.job in batching and part.job.memory is None
         return id(part.head), part.recipe, None if together else id(part.job)
 
-    for group in _grouped(parts, company):
-        _attempt(group, partial(_predict, between), lambda part: part.job)
+    with ExitStack() as together:
+        for head in {id(part.head): part.head for part in parts}.values():
+            together.enter_context(head.prompts.steps.kept())
+        for group in _grouped(parts, company):
+            _attempt(group, partial(_predict, between), lambda part: part.job)
 
 
 def _checked_head(task: ClassifyTask, prompts: PromptCache) -> TextHead:

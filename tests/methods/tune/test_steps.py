@@ -1,6 +1,7 @@
 """What tuning promises, whatever the images: skipping, batches, memory, and tuning some of the classes only."""
 
 from dataclasses import fields
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from methods.test_recipe import episode
 from models.tiny import TINY_VIT, disturbed
 from usetta import methods
 from usetta.methods import recipe
+from usetta.methods.losses import dispersion, orthogonality
 from usetta.methods.recipe import Result, run
 from usetta.methods.tune.prompt import PromptTuner
 from usetta.models.clip import TextTransformer
@@ -128,8 +130,8 @@ def test_weights_make_the_answer_of_the_views(
     features, text = views_of(5), birds.features().repeat(5, 1, 1)
     step = PromptTuner.step
 
-    def noted(tuner: PromptTuner, images: list[int], *pull: Tensor) -> Tensor:
-        text[images] = step(tuner, images, *pull)
+    def noted(tuner: PromptTuner, images: list[int], *pull: Tensor, **how: Any) -> Tensor:
+        text[images] = step(tuner, images, *pull, **how)
         return text[images]
 
     monkeypatch.setattr(PromptTuner, "step", noted)
@@ -173,7 +175,9 @@ def test_classes_that_are_not_active_move_together(method: str, active: int, bir
         assert alike.sum(dim=1).max() == (8 - active if active > 1 else 8), "the tail of one is that one"
 
 
-@pytest.mark.parametrize("method", ["use:skip=false:active=3", "tpt:active=3", "use:skip=false:active=4"])
+@pytest.mark.parametrize(
+    "method", ["use:skip=false:active=3", "tpt:active=3", "use:skip=false:active=4", "c-tpt:active=3", "o-tpt:active=4"]
+)
 def test_active_classes_are_tuned_by_the_definition(method: str, birds: ClassPrompts) -> None:
     """Their text depends on the context; the text of the others moves by the mean move of their less probable half."""
     features, count = (
@@ -197,7 +201,11 @@ def test_active_classes_are_tuned_by_the_definition(method: str, birds: ClassPro
 
         mean = logits()[members].softmax(dim=-1).mean(dim=0)
         q = result.weights[i] @ p if method.startswith("use") else mean
-        (-(mean * q.log()).sum()).backward()
+        penalty = torch.zeros(())
+        if method.startswith(("c-tpt", "o-tpt")):  # on all classes
+            text = birds.encode(context[None])[0]
+            penalty = -50 * dispersion(text) if method.startswith("c-tpt") else 18 * orthogonality(text)
+        (penalty - (mean * q.log()).sum()).backward()
         optimizer.step()
         expected = result.weights[i] @ logits().detach().softmax(dim=-1)
         torch.testing.assert_close(result.probs[i], expected, atol=1e-10, rtol=0)

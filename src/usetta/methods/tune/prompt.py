@@ -1,7 +1,8 @@
 """Tuning the context of the prompt, as TPT and its descendants do.
 
 Every image starts from the same context, so the first step of all of them shares one forward pass, whose graph
-`ClassPrompts` keeps. Later steps build a graph for the contexts as they are by then.
+`ClassPrompts` keeps. The gradient of a penalty on the text features is the same for all of them at that context, so it
+is a constant of the class list. Later steps build a graph for the contexts as they are by then.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from usetta.methods.losses import Penalties, penalty_gradient
 from usetta.methods.tune.adamw import PerImage
 from usetta.prompts import ClassPrompts
 
@@ -31,21 +33,34 @@ class PromptTuner:
         """The context (n, W) of an image as it is now."""
         return self._contexts[image][0].detach()
 
-    def step(self, images: Sequence[int], grad: Tensor, classes: Tensor | None = None) -> Tensor:
+    def step(
+        self, images: Sequence[int], grad: Tensor, classes: Tensor | None = None, penalties: Penalties = ()
+    ) -> Tensor:
         """New text features (A, C, D) of `images`, from the gradient (A, C, D) with respect to those they have.
 
-        With `classes` (K,) only those are tuned, and C is K.
+        `penalties` on the text features add to it. With `classes` (K,) only those are tuned, and C is K.
         """
-        self._contexts.step(images, ([own] for own in self._pullback(images, grad, classes)))
+        self._contexts.step(images, ([own] for own in self._pullback(images, grad, classes, penalties)))
         for image in images:
             self._moved[image] = True
         return self._prompts.encode(self._contexts.stacked(images), classes)
 
-    def _pullback(self, images: Sequence[int], grad: Tensor, classes: Tensor | None) -> Tensor:
+    def _pullback(self, images: Sequence[int], grad: Tensor, classes: Tensor | None, penalties: Penalties) -> Tensor:
         """Gradients with respect to the contexts (A, n, W)."""
+        prompts = self._prompts
         if not any(self._moved[image] for image in images):
-            return self._prompts.pullback(grad, classes)
-        with torch.enable_grad():
-            contexts = self._contexts.stacked(images).requires_grad_()
-            (gradients,) = torch.autograd.grad(self._prompts.encode(contexts, classes), contexts, grad)
-        return gradients
+            total = prompts.pullback(grad, classes)
+            for weight, penalty in penalties:
+                total = total + weight * prompts.gradient_of(penalty)
+            return total
+        contexts = self._contexts.stacked(images)
+
+        def compute() -> Tensor:
+            with torch.enable_grad():
+                leaf = contexts.clone().requires_grad_()
+                features = prompts.encode(leaf, classes)
+                (gradients,) = torch.autograd.grad(features, leaf, grad + penalty_gradient(penalties, features))
+            return gradients
+
+        kind = f"later pullback {[(weight, penalty.__name__) for weight, penalty in penalties]}"
+        return prompts.steps.get(compute, kind, [contexts, grad, classes])

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from usetta.methods.losses import Penalties, penalty_gradient
 from usetta.methods.tune.adamw import PerImage
 from usetta.prompts import ClassPrompts
 
@@ -25,14 +26,17 @@ class ShiftTuner:
         self._text = text_features(text)
         self._shifts = PerImage([torch.zeros_like(self._text)], images, lr=lr, weight_decay=weight_decay)
 
-    def step(self, images: Sequence[int], grad: Tensor, classes: Tensor | None = None) -> Tensor:
+    def step(
+        self, images: Sequence[int], grad: Tensor, classes: Tensor | None = None, penalties: Penalties = ()
+    ) -> Tensor:
         """New text features (A, C, D) of `images`, from the gradient (A, C, D) with respect to those they have.
 
-        With `classes` (K,) only those are tuned, and C is K.
+        `penalties` on the text features add to it. With `classes` (K,) only those are tuned, and C is K.
         """
         if classes is not None:
             grad = grad.new_zeros(len(grad), *self._text.shape).index_copy_(1, classes, grad)
-        grad = through_normalize(self._text + self._shifts.stacked(images), grad)
+        shifted = self._text + self._shifts.stacked(images)
+        grad = through_normalize(shifted, grad + penalty_gradient(penalties, normalize(shifted, dim=-1)))
         self._shifts.step(images, ([own] for own in grad))
         moved = normalize(self._text + self._shifts.stacked(images), dim=-1)
         return moved if classes is None else moved[:, classes]

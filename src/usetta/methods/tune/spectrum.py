@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from usetta.methods.losses import Penalties, penalty_gradient
 from usetta.methods.options import NotNegative
 from usetta.methods.stats import cache_per_tensor
 from usetta.methods.tune.adamw import PerImage
@@ -43,14 +44,18 @@ class SpectrumTuner:
         self._penalty = penalty
         self._coefficients = PerImage([torch.zeros_like(self._basis[0])], images, lr=lr, weight_decay=weight_decay)
 
-    def step(self, images: Sequence[int], grad: Tensor, classes: Tensor | None = None) -> Tensor:
+    def step(
+        self, images: Sequence[int], grad: Tensor, classes: Tensor | None = None, penalties: Penalties = ()
+    ) -> Tensor:
         """New text features (A, C, D) of `images`, from the gradient (A, C, D) with respect to those they have.
 
-        With `classes` (K,) only those are tuned, and C is K.
+        `penalties` on the text features add to it. With `classes` (K,) only those are tuned, and C is K.
         """
         text = self._text if classes is None else self._text[classes]
         gamma = self._coefficients.stacked(images)
-        grad = through_normalize(text + self._shift(gamma), grad).sum(dim=1) @ self._basis
+        shifted = text + self._shift(gamma)
+        grad = grad + penalty_gradient(penalties, normalize(shifted, dim=-1))
+        grad = through_normalize(shifted, grad).sum(dim=1) @ self._basis
         grad += self._penalty * normalize(gamma, dim=-1)  # B is orthonormal, so ‖Bγ‖ = ‖γ‖
         self._coefficients.step(images, ([own] for own in grad))
         return normalize(text + self._shift(self._coefficients.stacked(images)), dim=-1)

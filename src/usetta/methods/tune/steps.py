@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from usetta.cancellation import checkpoint
-from usetta.methods.losses import Reward, dispersion, gradient, orthogonality
+from usetta.methods.losses import Penalties, Reward, dispersion, gradient, orthogonality
 from usetta.methods.readout import blend_weights, mean_of_views
 from usetta.methods.stats import ViewStats, tie_duplicate_classes, view_stats
 from usetta.methods.tune.shift import text_features
@@ -45,10 +45,12 @@ class TextTuner(Protocol):
 
     def __init__(self, text: ClassPrompts | Tensor, images: int, *, lr: float, weight_decay: float) -> None: ...
 
-    def step(self, images: Sequence[int], grad: Tensor, classes: Tensor | None = None) -> Tensor:
+    def step(
+        self, images: Sequence[int], grad: Tensor, classes: Tensor | None = None, penalties: Penalties = ()
+    ) -> Tensor:
         """New text features (A, C, D) of `images`, from the gradient (A, C, D) with respect to those they have.
 
-        With `classes` (K,) only those are tuned, and C is K.
+        `penalties` on the text features add to it. With `classes` (K,) only those are tuned, and C is K.
         """
         ...
 
@@ -65,24 +67,17 @@ def tune_text(
     tuner: TextTuner = recipe.part("tune")(text, len(features), lr=recipe.lr, weight_decay=recipe.weight_decay)
     start = text_features(text)
     reward = reward or Reward(features, start)
-    tuned = start.expand(len(features), -1, -1)
+    weighted = (-recipe.dispersion, dispersion), (recipe.orthogonality, orthogonality)
+    penalties = [(weight, penalty) for weight, penalty in weighted if weight]
 
     def step(stats: ViewStats, images: TunedImages, views: Tensor) -> Tensor:
-        nonlocal tuned
         own = features[images.rows]
         selected = torch.take_along_dim(own, views[:, :, None], dim=1)
         grad = logit_scale * (logit_gradient(recipe, stats, images.rows, views, reward).mT @ selected)
-        if recipe.dispersion:
-            grad -= recipe.dispersion * gradient(dispersion, tuned[images.rows])
-        if recipe.orthogonality:
-            grad += recipe.orthogonality * gradient(orthogonality, tuned[images.rows])
         if 0 < recipe.active < stats.logits.shape[-1]:
-            logits = _step_active(recipe, tuner, stats, features, grad, images, views, logit_scale)
+            logits = _step_active(recipe, tuner, stats, features, grad, images, views, logit_scale, penalties)
         else:
-            moved = tuner.step(images.numbers, grad)
-            if recipe.dispersion or recipe.orthogonality:  # nothing else reads the present text features
-                tuned = tuned.index_copy(0, images.rows, moved)
-            logits = logit_scale * (own @ moved.mT)
+            logits = logit_scale * (own @ tuner.step(images.numbers, grad, penalties=penalties).mT)
         return tie_duplicate_classes(logits, start)
 
     return optimize(recipe, stats, step)
@@ -147,6 +142,7 @@ def _step_active(
     images: TunedImages,
     views: Tensor,
     logit_scale: float,
+    penalties: Penalties,
 ) -> Tensor:
     """Logits (A, N, C) after a step of the most probable classes of each image.
 
@@ -159,7 +155,7 @@ def _step_active(
         classes, tail = _active_classes(logits[row], views[row], recipe.active)
         own = grad[row, classes]
         own[tail] += (grad[row].sum(dim=0) - own.sum(dim=0)) / len(tail)
-        text = tuner.step([image], own[None], classes)[0]
+        text = tuner.step([image], own[None], classes, penalties)[0]
         moved = logit_scale * (features[image] @ text.T)
         logits[row] += (moved - logits[row][:, classes])[:, tail].mean(dim=1, keepdim=True)
         logits[row, :, classes] = moved
