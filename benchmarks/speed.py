@@ -29,6 +29,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from benchmarks.common import load, log, show
+from benchmarks.start import start
 from benchmarks.tuners import tuners
 from usetta import Classifier, methods
 from usetta.adaptive import is_settled, stages
@@ -345,6 +346,16 @@ FIGURES = {
     "crop_speedup": Figure(crop_speedup, "≥ 2", "64 views by crops and flips, likewise"),
     "se_over_tower": Figure(se_over_tower, "≤ 1.1", "SE from file to answer, ÷ the bare tower on 64 views"),
     "classes_over_few": Figure(classes_over_few, "≤ 1.25", "SE with 1000 classes ÷ with 10"),
+    "first_answer_seconds": Figure(
+        lambda n: start(n)["first_answer"], "≤ 4", "`usetta classify` of one image, 10 views, from the shell, seconds"
+    ),
+    "first_answer_over_least": Figure(
+        lambda n: start(n)["first_answer"] / start(n)["least"], "≤ 3", "the same ÷ loading weights plus ten views"
+    ),
+    "plain_torch_seconds": Figure(
+        lambda n: start(n)["plain"], "", "one view by plain PyTorch in a process of its own, seconds"
+    ),
+    "help_seconds": Figure(lambda n: start(n)["help"], "≤ 0.3", "`usetta --help`, seconds"),
     "five_tuners_over_one": Figure(
         lambda n: tuners(n)["five_tuners"], "≤ 2.2", "five methods that tune the prompt ÷ one, 1000 classes"
     ),

@@ -109,7 +109,7 @@ class Classifier:
         # A reward model by name goes where the model is.
         beside = str(device_of(self.model)) if device == "auto" else device
         reward = None if reward_model is None else load(reward_model, beside)
-        self._head = TextHead(classes, self.model, templates, context, reward)
+        self._head = TextHead(classes, self.model, templates, context, reward, cached=True)
         self._head.check(self.recipe, most)
         self._rejection = None
         if not (reject is None and reject_below is None and calibration is None):

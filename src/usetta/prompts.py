@@ -26,6 +26,7 @@ from usetta.models.clip import TextTransformer
 from usetta.models.packed import PackedTexts
 from usetta.progress import bar
 from usetta.shared_steps import SharedSteps
+from usetta.text_cache import TextCache, text_digest
 
 DEFAULT_TEMPLATE = "a photo of a {}."
 
@@ -111,7 +112,7 @@ class ClassPrompts:
 
     `templates` are texts with `{}` for the name, or a name of `TEMPLATES`.
     `context` (n, W), for example CoOp's, stands in for the embeddings of the n tokens before the name; without it the
-    attribute of that name holds those embeddings.
+    attribute of that name holds those embeddings. `cache` may have the features of the same prompts on disk.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class ClassPrompts:
         classes: Sequence[str],
         templates: str | Sequence[str] = DEFAULT_TEMPLATE,
         context: Tensor | None = None,
+        cache: TextCache | None = None,
     ) -> None:
         templates = expand_templates(templates)
         _check_classes(classes)
@@ -135,6 +137,7 @@ class ClassPrompts:
         self.steps = SharedSteps()
         """Of methods that tune the prompts of the same images."""
         self._templates = filled
+        self._cache = cache
         self._features: Tensor | None = None
         self._gradients: dict[Callable[[Tensor], Tensor], Tensor] = {}
 
@@ -142,11 +145,17 @@ class ClassPrompts:
         """Unit-length text features (C, D) at the initial context, in the order of the classes."""
         if self._features is None:
             with torch.inference_mode(False), torch.no_grad():
-                features = [template.encode(template.context[None])[0] for template in self._templates]
-                # A single template is not normalised twice: that would change its bits.
-                ensemble = len(features) > 1
-                self._features = normalize(torch.stack(features).mean(dim=0), dim=-1) if ensemble else features[0]
+                if self._cache is None:
+                    self._features = self._encode()
+                else:
+                    texts = " ".join(text_digest(template.ids, template.context) for template in self._templates)
+                    self._features = self._cache.get(texts, len(self._templates[0]), self._encode)
         return self._features
+
+    def _encode(self) -> Tensor:
+        features = [template.encode(template.context[None])[0] for template in self._templates]
+        # A single template is not normalised twice: that would change its bits.
+        return normalize(torch.stack(features).mean(dim=0), dim=-1) if len(features) > 1 else features[0]
 
     @property
     def nbytes(self) -> int:
@@ -209,7 +218,7 @@ class _Template:
     """A template with every name in its place. Equal texts are computed once, and shorter ones come first."""
 
     def __init__(self, tower: TextTower, template: str, names: Sequence[str]) -> None:
-        ids = tower.tokenize([template.replace("{}", name) for name in names])
+        self.ids = ids = tower.tokenize([template.replace("{}", name) for name in names])
         start, n, self.fixed = _find_context(tower, template, ids)
         distinct, self._row = torch.unique(ids, dim=0, return_inverse=True)
         if isinstance(tower, TextTransformer):

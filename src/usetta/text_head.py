@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from usetta.adaptive import is_settled
 from usetta.answer_warnings import chance_warning, class_warnings, is_near_chance
@@ -13,16 +14,21 @@ from usetta.episode import Episode, answer, answer_stream, check
 from usetta.methods.recipe import Recipe, Result
 from usetta.methods.select import tuned_views
 from usetta.models import Model
+from usetta.models.towers import TwoTowers
 from usetta.prediction import ImageOrigin, Prediction
 from usetta.prompts import DEFAULT_TEMPLATE, ClassPrompts
 from usetta.stream_memory import StreamMemory
+from usetta.text_cache import TextCache
 
 _BLENDS = ("weak", "strong", "average", "uniform", "se")
 """Readouts that give the weak view a weight β and others 1 − β."""
 
 
 class TextHead:
-    """The text side of a classifier: prompts of a class list for a model, and predictions from episodes."""
+    """The text side of a classifier: prompts of a class list for a model, and predictions from episodes.
+
+    If `cached`, the text features of long lists are kept on disk for the next process.
+    """
 
     def __init__(
         self,
@@ -31,10 +37,13 @@ class TextHead:
         templates: str | Sequence[str] = DEFAULT_TEMPLATE,
         context: torch.Tensor | None = None,
         reward_model: Model | None = None,
+        *,
+        cached: bool = False,
     ) -> None:
         self.classes = tuple(classes)
         self.model = model
-        self.prompts = ClassPrompts(model.text, classes, templates, context)
+        cache = _text_cache(model) if cached else None
+        self.prompts = ClassPrompts(model.text, classes, templates, context, cache)
         self._templates = templates
         self._reward_model = reward_model
 
@@ -134,3 +143,10 @@ class TextHead:
             remembered=remembered,
             origin=origin,
         )
+
+
+def _text_cache(model: Model) -> TextCache | None:
+    """The cache of a model, if all that its text features depend on is known, and a CPU computes them."""
+    if isinstance(model, TwoTowers) and isinstance(model.text, nn.Module) and model.device.type == "cpu":
+        return TextCache(model.text, model.describe())
+    return None

@@ -1,5 +1,8 @@
 """The command line: one plain typed function per command."""
 
+import atexit
+import gc
+
 from usetta.cli import (  # noqa: F401  (they register their commands)
     attack,
     bench,
@@ -22,5 +25,11 @@ __all__ = ["app", "main"]
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line.
+
+    The objects that torch makes when it is imported live until the end, so the collector need not look through them
+    again and again meanwhile, nor when the process ends: that takes as long as an answer.
+    """
+    gc.set_threshold(50_000)
+    atexit.register(gc.freeze)
     app()

@@ -65,7 +65,8 @@ def load(log: Callable[[str], object], *, offline: bool = False) -> CLIP:
         activation=stated["activation"],
     )
     with torch.device("meta"):
-        keys = list(CLIP(config, name=NAME).state_dict())
+        model = CLIP(config, name=NAME, logit_scale=stated["logit_scale"])
+    keys = list(model.state_dict())
     image_keys = [key for key in keys if key.startswith("image_tower.")]
     text_keys = [key for key in keys if key.startswith("text_tower.")]
     try:
@@ -73,7 +74,8 @@ def load(log: Callable[[str], object], *, offline: bool = False) -> CLIP:
     except (SafetensorError, KeyError) as error:
         raise ModelError(f"{path} is damaged ({error}): remove it and run `usetta models pull embedded`") from None
     state |= to_own(read_text_state(), text_keys, "openai")
-    return CLIP.from_state(config, state, name=NAME, logit_scale=stated["logit_scale"])
+    model.load_state_dict(state, assign=True)
+    return model.freeze()
 
 
 # --- image tower -----------------------------------------------------------------------------------------------------
