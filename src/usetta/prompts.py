@@ -148,7 +148,7 @@ class ClassPrompts:
                 if self._cache is None:
                     self._features = self._encode()
                 else:
-                    texts = " ".join(text_digest(template.ids, template.context) for template in self._templates)
+                    texts = " ".join(template.digest() for template in self._templates)
                     self._features = self._cache.get(texts, len(self._templates[0]), self._encode)
         return self._features
 
@@ -218,7 +218,7 @@ class _Template:
     """A template with every name in its place. Equal texts are computed once, and shorter ones come first."""
 
     def __init__(self, tower: TextTower, template: str, names: Sequence[str]) -> None:
-        self.ids = ids = tower.tokenize([template.replace("{}", name) for name in names])
+        ids = tower.tokenize([template.replace("{}", name) for name in names])
         start, n, self.fixed = _find_context(tower, template, ids)
         distinct, self._row = torch.unique(ids, dim=0, return_inverse=True)
         if isinstance(tower, TextTransformer):
@@ -231,11 +231,16 @@ class _Template:
             words = tower.embed(distinct[:1, start : start + n])[0]
             self.context = words.to(torch.promote_types(words.dtype, torch.float32))
         self._row = self._row.to(words.device)
+        self._tower, self._ids = tower, distinct
         self._graphs: dict[tuple[int, int], _Graph] = {}
         self._token_bytes: float | None = None
 
     def __len__(self) -> int:
         return len(self._row)
+
+    def digest(self) -> str:
+        """A hash of the texts, the embeddings of their tokens, and the context."""
+        return text_digest(self._ids, self._row, self._tower.embed(self._ids.unique()[None]), self.context)
 
     @property
     def nbytes(self) -> int:

@@ -7,6 +7,7 @@ cannot be written is a list that is encoded again. Only the latest files are kep
 
 import hashlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -26,12 +27,16 @@ _KEPT = 32
 
 
 def text_digest(*tensors: Tensor) -> str:
-    """A hash of the bits of some tensors, with their types and shapes."""
-    digest = hashlib.blake2b(digest_size=16)
-    for tensor in tensors:
-        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+    """A hash of the bits of some tensors, with their types and shapes; cores share the work."""
+
+    def of_one(tensor: Tensor) -> bytes:
+        # SHA-256, because processors have instructions for it.
+        digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+        return digest.digest()
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        return hashlib.sha256(b"".join(pool.map(of_one, tensors))).hexdigest()
 
 
 class TextCache:
@@ -43,7 +48,8 @@ class TextCache:
 
     @cached_property
     def _of_model(self) -> str:
-        state = self._tower.state_dict()
+        # Of the embeddings those of the texts count, which are part of the hash of these.
+        state = {key: value for key, value in self._tower.state_dict().items() if key != "token_embedding.weight"}
         machine = (__version__, torch.__version__, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads())
         return f"{self._description} {machine} {sorted(state)} {text_digest(*(state[key] for key in sorted(state)))}"
 
