@@ -104,9 +104,14 @@ def dispersion(text: Tensor) -> Tensor:
 def orthogonality(text: Tensor) -> Tensor:
     """O-TPT's penalty (...) of text features (..., C, D): 0 where they are orthogonal.
 
-    The published code reflects each row of the Gram matrix onto its axis; what remains is its length minus 1.
+    The published code reflects each row of the Gram matrix onto its axis; what remains is its length minus 1. Of more
+    classes than dimensions the Gram matrix is not needed, which grows with the square of their number: its row of class
+    c has the length √(tᵀ(TᵀT)t).
     """
-    lengths: Tensor = torch.linalg.vector_norm(text @ text.mT, dim=-1)
+    if text.shape[-2] > text.shape[-1]:
+        lengths = ((text @ (text.mT @ text)) * text).sum(dim=-1).sqrt()
+    else:
+        lengths = torch.linalg.vector_norm(text @ text.mT, dim=-1)
     return lengths.mean(dim=-1) - 1
 
 
