@@ -6,7 +6,7 @@ is the slope of a line through the logarithms, 0 where more costs nothing more, 
 much. The slope of the last step alone is given too, because at the small end constant costs hide what comes.
 
 Models are small, with random weights, so that nothing constant hides what grows: a text tower of two layers for methods
-on given features of 64 views; an image tower of two layers for views; one layer and two views of small JPEGs for
+on given features of 64 views; an image tower of two layers for views; one layer and one view of small JPEGs for
 images, whose peak memory is that of a process of its own. Workers are processes of Ray that run ViT-B/16 in one thread
 each, and only images that are done while all of them run count. `--most 100000` measures a longer run; plots need
 matplotlib.
@@ -29,7 +29,7 @@ from torch.nn.functional import normalize
 from benchmarks.common import log
 from usetta import methods
 from usetta.data import Dataset
-from usetta.evaluate.runner import EvalSettings, evaluate
+from usetta.evaluate.runner import evaluate
 from usetta.methods.recipe import Recipe, run
 from usetta.models.base import encode_views
 from usetta.models.clip import CLIP, random_model
@@ -124,7 +124,7 @@ def by_views() -> dict[str, Points]:
 
 
 def by_images(most: int) -> dict[str, Points]:
-    """Seconds per image of `evaluate` by CLIP and SE, and bytes of the process at its peak."""
+    """Seconds per image of `evaluate` by CLIP, and bytes of the process at its peak."""
     seconds, memory = Points(), Points()
     for count in (count for count in IMAGES if count <= most):
         peak, taken = run_alone("benchmarks.growth", "--crowd", str(count))
@@ -146,7 +146,7 @@ def crowd(count: int) -> tuple[int, float]:
                 os.link(folder / ids[i % _FILES], folder / own)
         labels = tuple(i % 10 for i in range(count))
         dataset = Dataset("links", "Links", "other", tuple(class_names(10)), tuple(ids), labels, folder, "generated")
-        done = evaluate(model, [dataset], ("clip", "se"), folder / "run", EvalSettings(views=2), progress=False)
+        done = evaluate(model, [dataset], ("clip",), folder / "run", progress=False)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, done.seconds / count
 
 

@@ -208,7 +208,7 @@ def test_the_forward_pass_is_not_repeated(tower: Tower) -> None:
 
 
 def test_only_what_fits_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quarter of the memory is for the graph at hand, so three chunks of ten texts' five are kept."""
+    """An eighth of the memory is for the graph at hand, so seven chunks of the ten, of a text each, are kept."""
     tower, names = small_tower(), [f"thing number {i}" for i in range(10)]
     prompts = ClassPrompts(tower, names)
     grads = random_like(1, 10, 24)
@@ -216,10 +216,10 @@ def test_only_what_fits_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     template = prompts._templates[0]
     assert template._token_bytes is not None
     assert len(template._graphs) == 1
-    monkeypatch.setattr(prompts_module, "MEMORY", 4 * round(template._token_bytes * (5 + 2 * 5) + 1))
+    monkeypatch.setattr(prompts_module, "MEMORY", 8 * round(template._token_bytes * (5 + 5) + 1))
     prompts = ClassPrompts(tower, names)
     exact = prompts.pullback(grads)
-    assert sorted(prompts._templates[0]._graphs) == [(0, 2), (2, 4), (4, 6)]
+    assert sorted(prompts._templates[0]._graphs) == [(i, i + 1) for i in range(7)]
     torch.testing.assert_close(prompts.pullback(grads), exact)
 
 

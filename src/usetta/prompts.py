@@ -50,7 +50,7 @@ MEMORY, DEVICE_MEMORY = 2**30, 2**32
 """Bytes that the graphs of one class list may take on a CPU, and on a GPU; classes and images go through in chunks.
 
 A token of CLIP ViT-B/16's text tower takes about 0.2 MB, so 100 ImageNet classes take about 100 MB and 1000 about 900.
-Three quarters of the memory are for graphs that are kept, the rest for the others: these are built anew for every batch
+Seven eighths of the memory are for graphs that are kept, the rest for the others: these are built anew for every batch
 of images, chunk by chunk.
 """
 
@@ -279,7 +279,7 @@ class _Template:
         """Features (B, C, D) of all classes with each of `contexts` (B, n, W)."""
         limit, recompute = self._at_once, False
         if torch.is_grad_enabled() and contexts.requires_grad:
-            limit = self._graph_tokens(self._memory // 4)
+            limit = self._graph_tokens(self._memory // 8)
             recompute = len(contexts) * self._tokens(0, len(self._texts.lengths)) > self._graph_tokens(self._memory)
 
         def chunk(contexts: Tensor, first: int, last: int) -> Tensor:
@@ -305,10 +305,10 @@ class _Template:
             return total
         distinct = grad.new_zeros(len(grad), len(self._texts.lengths), grad.shape[2]).index_add_(1, self._row, grad)
         kept = 0
-        for first, last in self._chunks(self._graph_tokens(self._memory // 4)):
+        for first, last in self._chunks(self._graph_tokens(self._memory // 8)):
             cancellation.checkpoint()
             kept += self._tokens(first, last)
-            keep = kept <= self._graph_tokens(self._memory - self._memory // 4)
+            keep = kept <= self._graph_tokens(self._memory - self._memory // 8)
             total += self._pull_chunk(distinct[:, first:last], first, last, keep)
         return total
 

@@ -13,13 +13,13 @@ can then run the backward pass for many gradients at once.
 from collections.abc import Sequence
 from copy import copy
 from itertools import groupby
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, normalize
+from torch.nn.functional import linear, normalize, silu
 
-from usetta.models.clip import Block, TextTransformer
+from usetta.models.clip import QUICK, Block, TextTransformer
 
 
 class _Bucket(NamedTuple):
@@ -128,10 +128,10 @@ class PackedTexts:
         for block in blocks:
             assert isinstance(block, Block)
             hidden = hidden + _attention(block, block.ln_1(hidden), layout)
-            hidden = hidden + block.mlp(block.ln_2(hidden))
+            hidden = hidden + _mlp(block, block.ln_2(hidden))
         assert isinstance(last_block, Block)
         end = layout.ends(hidden) + _last_attention(last_block, last_block.ln_1(hidden), layout)
-        end = end + last_block.mlp(last_block.ln_2(end))
+        end = end + _mlp(last_block, last_block.ln_2(end))
         features = tower.ln_final(end) @ tower.projection
         return normalize(features.to(torch.promote_types(features.dtype, torch.float32)), dim=-1)
 
@@ -142,6 +142,31 @@ class PackedTexts:
         if (first, last) not in self._layouts:
             self._layouts[first, last] = _PaddedSuffixes(self.shared, self.lengths[first:last], device)
         return self._layouts[first, last]
+
+
+class _QuickGelu(torch.autograd.Function):
+    """QuickGELU with a backward pass in one operation: in that of SiLU(1.702 x) / 1.702 the two factors cancel."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        scaled = QUICK * x
+        ctx.save_for_backward(scaled)
+        return silu(scaled).div_(QUICK)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        result: Tensor = torch.ops.aten.silu_backward(grad, ctx.saved_tensors[0])
+        return result
+
+
+def _mlp(block: Block, x: Tensor) -> Tensor:
+    """What the MLP adds at every token (B, T, W)."""
+    if not (block.mlp.is_quick and torch.is_grad_enabled() and x.requires_grad):
+        added: Tensor = block.mlp(x)
+        return added
+    middle: Tensor = _QuickGelu.apply(block.mlp.up(x))  # type: ignore[no-untyped-call]
+    projected: Tensor = block.mlp.down(middle)
+    return projected
 
 
 def _attention(block: Block, x: Tensor, layout: _Buckets) -> Tensor:
