@@ -97,6 +97,7 @@ bench: setup $(VENV)/.test
 	$(BIN)/python -m benchmarks.speed
 	$(BIN)/python -m benchmarks.serve
 	$(BIN)/python -m benchmarks.scaling
+	$(BIN)/python -m benchmarks.growth
 	$(BIN)/python -m benchmarks.launches
 	$(BIN)/python -m benchmarks.views
 

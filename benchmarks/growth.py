@@ -21,6 +21,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,10 +41,12 @@ from usetta.views import ViewRecipe, make_views
 
 CLASSES = (10, 30, 100, 300, 1000, 3000, 10_000, 20_000)
 VIEWS = (2, 4, 8, 16, 32, 64, 128, 256)
-IMAGES = (100, 1000, 10_000, 100_000)
+IMAGES = (100, 1000, 10_000, 30_000, 100_000)
 WORKERS = (1, 2)
 METHODS = ("se", "tpt", "o-tpt", "use:skip=false:active=64")
 NUMBERS = ("images", "classes", "views", "workers")
+FLAT = ("images", "workers")
+"""What should not matter, so that it is drawn from zero."""
 _FILES = 50
 """Different images; the others of a run are links to them."""
 
@@ -177,21 +180,21 @@ def draw(points: Mapping[str, Points], folder: Path) -> None:
 
     for x in dict.fromkeys(SERIES[key].x for key in points):
         own = {key: of for key, of in points.items() if SERIES[key].x == x and SERIES[key].y != "bytes"}
+        first, values = next(iter(own.values())), [[1000 * value for value in of.values()] for of in own.values()]
         figure = new_figure(4.4, 3.0)
         axes = figure.subplots()
         for (key, of), colour, marker in zip(own.items(), (GREEN, BLUE, ORANGE, GREY), "Ds^o", strict=False):
-            name = key.removeprefix("classes_").replace("_active", ":active=64").replace("tpt-", "tpt")
-            label = f"{name}  n^{exponent(of):.2f}" if len(own) > 1 else f"n^{exponent(of):.2f}"
-            shown = [1000 * value for value in of.values()]
-            axes.plot(list(of), shown, color=colour, marker=marker, markersize=5, label=label)
-        first = next(iter(own.values()))
-        ends = np.array([min(first), max(first)], dtype=float)
-        low = 1000 * min(of[min(of)] for of in own.values())
-        axes.plot(ends, low * ends / ends[0], color=GREY, linestyle=":", label="n^1")
+            slope = f"$n^{{{exponent(of):.2f}}}$"
+            name = key.removeprefix("classes_").replace("_active", ":active=64")
+            line: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 5, "label": f"{name}  {slope}"}
+            axes.plot(list(of), [1000 * value for value in of.values()], **line)
         axes.set_xscale("log")
-        axes.set_yscale("log")
-        top = 3000 * max(max(of.values()) for of in own.values())
-        axes.set_ylim(low / 2, max(top, 4 * low))
+        if x in FLAT:
+            axes.set_ylim(0, 1.6 * max(max(shown) for shown in values))
+        else:
+            ends, low = np.array([min(first), max(first)], dtype=float), min(shown[0] for shown in values)
+            axes.plot(ends, low * ends / ends[0], color=GREY, linestyle=":", label="$n^{1}$")
+            axes.set_yscale("log")
         axes.set_xlabel(x, fontsize=MEDIUM)
         axes.set_ylabel("ms an image" if x != "workers" else "ms an image × workers", fontsize=MEDIUM)
         if x == "workers":
