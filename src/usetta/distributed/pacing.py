@@ -1,7 +1,7 @@
 """How many images make one work item, so that results come back every few seconds and a kill loses no more than those.
 
 Items should be large where images are fast, since each costs a message to another machine. Where images are slow an
-item has one. How fast they are is found out while the work goes on: the number begins with one, doubles while items
+item has one. How fast they are is found out during the run: the number begins with one, doubles while items
 come back soon, and halves when they take long. What a worker has waiting counts too, so the number errs on the small
 side.
 

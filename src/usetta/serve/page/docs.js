@@ -65,7 +65,10 @@ function requestFields(content) {
 
 function curl(path, verb, content, needsKey) {
   const key = needsKey ? " -H 'Authorization: Bearer KEY'" : '';
-  if (verb === 'get') return [`curl${key} ${base}${path}`];
+  if (!content) {
+    const order = verb === 'get' ? '' : ` -X ${verb.toUpperCase()}`;
+    return [`curl${order}${key} ${base}${path.replace('{session}', 'NAME')}`];
+  }
   const fields = content[FORM].schema.properties;
   const image = fields.images ? '-F images=@cat.png -F images=@fox.png' : '-F image=@cat.png';
   const method = fields.methods ? '-F methods=clip -F methods=use' : '-F method=use';
