@@ -60,10 +60,10 @@ def slow_steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
     times = Steps()
     step = ShiftTuner.step
 
-    def slow(*args: Any) -> torch.Tensor:
+    def slow(*args: Any, **options: Any) -> torch.Tensor:
         time.sleep(times.seconds)
         times.append(time.monotonic())
-        return step(*args)
+        return step(*args, **options)
 
     monkeypatch.setattr(ShiftTuner, "step", slow)
     return times
