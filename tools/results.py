@@ -189,7 +189,7 @@ from a paired bootstrap over images, p from McNemar's exact test. *Won* are imag
 
 | | |
 |---|---|
-| model | {model}, weak views in fp32, crops in {precision} |
+| model | {model}, {encoded} |
 | images | {images} images of ImageNet, at most one of each class, probably from its training set |
 | classes | all 1000, one template: “a photo of a {{}}.” |
 | views | {views} (crops and flips), seed {seeds} |
@@ -205,8 +205,8 @@ The rows behind these tables are in `results`; `make results` computes this page
 """
 
 README = """
-ImageNet with all 1000 classes, {images} images, the [embedded model](docs/embedded.md), 64 views (crops only, encoded
-in int8), seed 0. The gain is in percentage points over zero-shot; it is bold if its interval does not contain 0.
+ImageNet with all 1000 classes, {images} images, the [embedded model](docs/embedded.md) in {precision}, 64 views (crops and
+flips), seed {seeds}. The gain is in percentage points over zero-shot; it is bold if its interval does not contain 0.
 The cost is the time an image takes with all 64 views on a CPU, relative to zero-shot and to encoding the views alone:
 
 """
@@ -236,9 +236,11 @@ def about(store: Store, facts: dict[str, Any]) -> dict[str, Any]:
     """What the page says of a run."""
     run, made = facts["run"], facts["made"]
     seeds = sorted({seed for _, seed, _, _ in store.groups()})
+    precision = run["model"]["precision"]
     return {
         "model": run["model"]["name"],
-        "precision": run["model"]["precision"],
+        "precision": precision,
+        "encoded": "weak views in fp32, crops in int8" if precision == "int8" else f"all views in {precision}",
         "views": run["views"]["views"],
         "seeds": ", ".join(map(str, seeds)),
         "machine": f"{made['cpu']} CPU cores, {made['platform']}, PyTorch {made['torch']}, Pillow {made['pillow']}",
@@ -305,7 +307,7 @@ def lost_images(store: Store, method: str) -> str:
     return f"The {len(lost)} images that `{method}` loses (class → answer): {', '.join(lost)}.\n"
 
 
-def readme_table(results: dict[str, MethodResults]) -> str:
+def readme_table(results: dict[str, MethodResults], said: dict[str, Any]) -> str:
     """The table near the top of the README."""
     seconds = json.loads((ROWS / "costs.json").read_text(encoding="utf-8"))["seconds"]
     rows = []
@@ -315,7 +317,7 @@ def readme_table(results: dict[str, MethodResults]) -> str:
         cost = [f"{seconds[name] / seconds['clip']:.0f} ×", f"{seconds[name] / seconds[CLIP_64]:.2f} ×"]
         rows.append([f"`{name}`", f"{format_number(one.accuracy, 1)} %", one.shown_gain(), shown, *cost])
     header = "method", "accuracy", "gain (95 % interval)", "gain in the paper", "time ÷ zero-shot", "÷ 64 views"
-    return README.format(images=results["clip"].images) + table(header, rows) + README_FIGURE
+    return README.format(images=results["clip"].images, **said) + table(header, rows) + README_FIGURE
 
 
 def summary(results: dict[str, MethodResults], facts: dict[str, Any]) -> dict[str, Any]:
@@ -356,7 +358,7 @@ def write(root: Path) -> None:
     (root / "docs" / "results.md").write_text("\n".join(parts), encoding="utf-8")
     figures.gains(drawn).savefig(root / "docs" / "images" / "results.png", dpi=style.DPI, metadata={"Software": None})
     readme = root / "README.md"
-    readme.write_text(replaced(readme.read_text(encoding="utf-8"), "results", readme_table(results)), encoding="utf-8")
+    readme.write_text(replaced(readme.read_text(encoding="utf-8"), "results", readme_table(results, said)), encoding="utf-8")
     line = root / "src" / "usetta" / "report" / "imagenet_results.json"
     line.write_text(json.dumps(summary(results, facts), indent=1) + "\n", encoding="utf-8")
 
