@@ -1,6 +1,7 @@
 """A real server on a free loopback port, with the tiny model, for tests that talk HTTP to it."""
 
 import base64
+import faulthandler
 import io
 import json
 import logging
@@ -140,7 +141,9 @@ def running(settings: Settings, model: Any) -> Iterator[Running]:
     finally:
         server.service.is_shutting_down = True
         thread.join(30)
-        assert not thread.is_alive()
+        if thread.is_alive():
+            faulthandler.dump_traceback()
+        assert not thread.is_alive(), f"{server.service.in_flight} requests in flight"
 
 
 @pytest.fixture(autouse=True)

@@ -276,6 +276,20 @@ def test_what_is_wrong_is_reported_and_can_be_corrected(visit: Callable[..., Any
     assert problem.is_hidden()
 
 
+def test_a_problem_stays_when_the_server_says_late_what_it_offers(visit: Callable[..., Any]) -> None:
+    page = visit("/docs")
+    held: list[Any] = []
+    page.context.route("**/v1/methods", lambda route: held.append(route))  # Playwright marks the function
+    page.goto(page.url.removesuffix("docs"))
+    page.click("#classify")
+    page.get_by_text("There is no image yet").wait_for()
+    for route in held:
+        route.continue_()
+    page.wait_for_selector("#model option", state="attached")  # the last that the page learns from the server
+    page.evaluate("() => new Promise(requestAnimationFrame)")
+    assert page.locator("#problem").inner_text().startswith("There is no image yet")
+
+
 def test_what_is_typed_is_never_run(visit: Callable[..., Any]) -> None:
     nasty = ["<img src=x onerror='document.title=1'>", "${document.title=2}{{value}}", "</script>`", "שלום"]
     page = visit()

@@ -25,6 +25,7 @@ let running = null; // the AbortController of the request in progress
 let clock; // counts its seconds
 let linked = { methods: [], model: '' }; // what the address asked for, until the server has said what there is
 let shown = null; // what the answer on the page is for
+let loadProblem = ''; // why the server could not say what it offers
 
 // --- Settings, which the address carries after '#', so that it can be shared; never the image. ---
 
@@ -310,10 +311,12 @@ async function load() {
   try {
     await loadMethods();
     await loadModels();
-    report('problem', '');
+    // A problem of the form, reported meanwhile, stays.
+    if ($('problem').textContent === loadProblem) report('problem', '');
     writeAddress();
   } catch (error) {
-    report('problem', error.message);
+    loadProblem = error.message;
+    report('problem', loadProblem);
     if (error.status === 401) askForKey();
     else if (error.status === 503) setTimeout(load, 2000); // the model is being loaded
   }
