@@ -9,6 +9,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -94,7 +95,7 @@ def test_slow_rows_are_saved_every_ten_seconds_and_share_a_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(parts.time, "monotonic", lambda: now)
+    monkeypatch.setattr(parts, "time", SimpleNamespace(monotonic=lambda: now))
     with Parts(tmp_path, FACTS) as opened:
         for number, (passed, saved, files) in enumerate(
             [(1, 0, 0), (8, 0, 0), (2, 3, 1), (1, 3, 1), (9, 5, 1), (299, 6, 1), (1, 6, 1), (10, 8, 2)]

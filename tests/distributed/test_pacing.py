@@ -1,5 +1,7 @@
 """Work items hold as many images as come back within seconds."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from usetta.distributed import Pace, pacing
@@ -7,7 +9,7 @@ from usetta.distributed import Pace, pacing
 
 def test_the_number_of_images_follows_the_time_that_items_take(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(pacing.time, "monotonic", lambda: now)
+    monkeypatch.setattr(pacing, "time", SimpleNamespace(monotonic=lambda: now))
     pace, sizes = Pace(8), []
     for seconds in (0.1, 0.1, 3.0, 0.1, 0.1, 5.1, 2.0, 60.0, 60.0, 60.0, 60.0, 0.1):
         pace.sent("item")
@@ -21,7 +23,7 @@ def test_the_number_of_images_follows_the_time_that_items_take(monkeypatch: pyte
 
 def test_a_fixed_number_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(pacing.time, "monotonic", lambda: now)
+    monkeypatch.setattr(pacing, "time", SimpleNamespace(monotonic=lambda: now))
     pace = Pace(8, fixed=True)
     for seconds in (0.0, 100.0):
         pace.sent("item")

@@ -206,7 +206,7 @@ def test_an_actor_whose_worker_takes_no_step_is_replaced(monkeypatch: pytest.Mon
 @pytest.mark.usefixtures("_keep_threads")
 def test_an_actor_knows_when_its_worker_took_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
     now, may_step, stepped, may_end = 0.0, Event(), Event(), Event()
-    monkeypatch.setattr(engine_module.time, "monotonic", lambda: now)
+    monkeypatch.setattr(engine_module, "time", SimpleNamespace(monotonic=lambda: now))
 
     class Slow:
         def run(self, items: Iterator[Numbers]) -> Iterator[list[int]]:

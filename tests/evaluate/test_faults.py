@@ -7,6 +7,7 @@ import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -158,7 +159,7 @@ def test_a_clock_that_is_set_back_loses_nothing(
     tiny_model: CLIP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = iter(range(1000, 0, -1))
-    monkeypatch.setattr(writing.time, "monotonic", lambda: float(next(times)))
+    monkeypatch.setattr(writing, "time", SimpleNamespace(monotonic=lambda: float(next(times))))
     things = make_dataset(tmp_path)
     assert evaluate(Counting(tiny_model), [things], ["clip"], tmp_path / "run", SETTINGS).rows == 5  # type: ignore[arg-type]
     with Store(tmp_path / "run") as store:
