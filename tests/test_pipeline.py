@@ -16,6 +16,8 @@ from conftest import make_image
 from evaluate.runs import CLASSES, Counting, four_blocks
 from models.tiny import TINY_RESNET, disturbed
 from usetta import methods
+from usetta import pipeline as pipeline_module
+from usetta.adaptive import stages
 from usetta.episode import Episode
 from usetta.feature_cache import FeatureCache
 from usetta.images import ImageError, image_id
@@ -294,6 +296,23 @@ def test_images_that_share_a_batch_get_their_own_features_whoever_is_first(
     assert batches[0] == batches[1]
     assert max(batches[0]) > VIEWS, "several images shared a batch"
     assert max(batches[0]) <= 50
+
+
+def test_views_that_the_tower_waits_for_are_made_by_all_threads(model: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[str, int]] = []
+
+    def recording(image: Image.Image, image_id: str, recipe: ViewRecipe, *, part: range, threads: int) -> Tensor:
+        made.append((image_id, threads))
+        return make_views(image, image_id, recipe, part=part, threads=threads)
+
+    monkeypatch.setattr(pipeline_module, "make_views", recording)
+    pipeline = Pipeline(model, threads=3)
+    (alone,) = episodes(pipeline, request(0, settled=lambda _: False))
+    assert [threads for _, threads in made] == [3] * len(stages(VIEWS))
+    torch.testing.assert_close(alone.features, features(model, 0), atol=1e-6, rtol=0)
+    made.clear()
+    episodes(pipeline, *(request(i, id=str(i)) for i in range(4)))
+    assert sorted(made) == [("0", 3), ("1", 1), ("2", 1), ("3", 1)]
 
 
 def test_no_threads_are_too_few(model: CLIP) -> None:

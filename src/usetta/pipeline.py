@@ -183,7 +183,9 @@ class Pipeline:
                     if self.batches_images:  # two batches that were launched, and one that is being made
                         limit = max(limit, 3 * _DEVICE_VIEWS // request.views.views)
                     pending = PendingImage(request)
-                    slot = _Slot(pending, pool.submit(self.make_stage, pending))
+                    # Nothing can be encoded before the first image has views.
+                    threads = 1 if window else self._threads
+                    slot = _Slot(pending, pool.submit(self.make_stage, pending, threads=threads))
                     window.append(slot)
                     waiting.append(slot)
                 if not window:
@@ -197,7 +199,8 @@ class Pipeline:
                 self.finish(launch)
                 for slot in batch:
                     if not slot.pending.is_done:
-                        slot.made = pool.submit(self.make_stage, slot.pending)
+                        threads = self._threads if len(window) == 1 else 1
+                        slot.made = pool.submit(self.make_stage, slot.pending, threads=threads)
                         waiting.append(slot)  # behind the others: its next views are made while theirs are encoded
                 while window and (outcome := window[0].outcome):
                     window.popleft()
@@ -205,10 +208,11 @@ class Pipeline:
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def make_stage(self, pending: PendingImage) -> None:
+    def make_stage(self, pending: PendingImage, *, threads: int = 1) -> None:
         """Make the views of the current stage, or find their features in the cache. Any thread may call this.
 
-        An image that cannot be read raises `ImageError`.
+        An image that cannot be read raises `ImageError`. More `threads` help where the tower has nothing to do until
+        these views are there.
         """
         started = time.perf_counter()
         request, stage = pending.request, pending.stages[0]
@@ -229,7 +233,7 @@ class Pipeline:
                 pin = self._device.type == "cuda"
                 pending.plan = ViewPlan(pending.image, pending.id, request.views, part=stage, pin=pin)
             else:
-                pending.pixels = make_views(pending.image, pending.id, request.views, part=stage)
+                pending.pixels = make_views(pending.image, pending.id, request.views, part=stage, threads=threads)
         if len(pending.stages) == 1:  # no more views will be made of it
             pending.image = None
         pending.seconds += time.perf_counter() - started

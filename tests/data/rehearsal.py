@@ -102,8 +102,8 @@ def strike() -> None:
 def progress(folder: Path) -> tuple[int, int]:
     """How many datasets are complete, and how many answers are saved."""
     answers = 0
-    for run in folder.glob("runs/paper-*"):
-        with Store(run, create=False) as store:
+    for run in folder.glob("runs/paper-*/results.sqlite"):  # a kill may come before the folder has one
+        with Store(run.parent, create=False) as store:
             answers += sum(count for *_, count in store.groups())
     data = folder / "data"
     return sum(report.state == "complete" for report in check(data)) if data.exists() else 0, answers

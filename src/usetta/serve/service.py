@@ -180,7 +180,9 @@ class ModelService:
             async with self._budget.reserve(task.caller, request.views.views):
                 while True:
                     async with self._decoders.reserve(task.caller, 1):
-                        await loop.run_in_executor(self.pool, _make_stage, pipeline, pending, work)
+                        # The views of a single image have all threads, as the model waits for them.
+                        threads = self.settings.threads if self._images == 1 else 1
+                        await loop.run_in_executor(self.pool, _make_stage, pipeline, pending, work, threads)
                     work.job = job = Job(task, upload.source, pending, on_progress)
                     if turn is not None:
                         job.memory = turn.memory
@@ -309,10 +311,10 @@ class _Work:
             raise WorkCancelledError
 
 
-def _make_stage(pipeline: Pipeline, pending: PendingImage, work: _Work) -> None:
+def _make_stage(pipeline: Pipeline, pending: PendingImage, work: _Work, threads: int) -> None:
     """The views of the next stage; a large image is not kept open between stages."""
     with checked_by(work.check):
         work.check()
-        pipeline.make_stage(pending)
+        pipeline.make_stage(pending, threads=threads)
     if pending.image is not None and pending.image.width * pending.image.height > _KEPT_PIXELS:
         pending.image = None
