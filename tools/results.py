@@ -205,8 +205,9 @@ The rows behind these tables are in `results`; `make results` computes this page
 """
 
 README = """
-ImageNet with all 1000 classes, {images} images, the [embedded model](docs/embedded.md) in {precision}, 64 views (crops and
-flips), seed {seeds}. The gain is in percentage points over zero-shot; it is bold if its interval does not contain 0.
+ImageNet with all 1000 classes, {images} images, the [embedded model](docs/embedded.md) in {precision}, 64 views
+(crops and flips), seed {seeds}. The gain is in percentage points over zero-shot; it is bold if its interval does not
+contain 0.
 The cost is the time an image takes with all 64 views on a CPU, relative to zero-shot and to encoding the views alone:
 
 """
@@ -358,7 +359,8 @@ def write(root: Path) -> None:
     (root / "docs" / "results.md").write_text("\n".join(parts), encoding="utf-8")
     figures.gains(drawn).savefig(root / "docs" / "images" / "results.png", dpi=style.DPI, metadata={"Software": None})
     readme = root / "README.md"
-    readme.write_text(replaced(readme.read_text(encoding="utf-8"), "results", readme_table(results, said)), encoding="utf-8")
+    text = replaced(readme.read_text(encoding="utf-8"), "results", readme_table(results, said))
+    readme.write_text(text, encoding="utf-8")
     line = root / "src" / "usetta" / "report" / "imagenet_results.json"
     line.write_text(json.dumps(summary(results, facts), indent=1) + "\n", encoding="utf-8")
 
