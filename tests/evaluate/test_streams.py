@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from evaluate.runs import Counting, content, four_blocks, make_dataset
-from usetta.data import load_dataset
+from evaluate.runs import Counting, content, downgrade, four_blocks, make_dataset
+from usetta.data import DataError, load_dataset
 from usetta.evaluate.attack import AttackSettings, attack, perturbed
 from usetta.evaluate.orders import StreamOrder
 from usetta.evaluate.runner import EvalSettings, evaluate
 from usetta.evaluate.store import Store, StoreError
+from usetta.models.precision import prepare
 from usetta.report.results import accuracy_table
 from usetta.report.trust import trust_table
 
@@ -90,24 +91,7 @@ def test_a_store_of_the_version_before_gets_the_new_columns(tmp_path: Path) -> N
     dataset = make_dataset(tmp_path / "images", 6)
     evaluate(four_blocks(), [dataset], ["clip"], tmp_path / "run", EvalSettings(views=2))
     before = content(tmp_path / "run").rows
-    with Store(tmp_path / "run") as store:
-        db = store._db
-        for column in ("position", "entropy", "energy"):
-            db.execute(f"ALTER TABLE results DROP COLUMN {column}")
-        db.execute(
-            "CREATE TABLE old ("
-            + db.execute("SELECT sql FROM sqlite_master WHERE name = 'results'")
-            .fetchone()[0]
-            .partition("(")[2]
-            .replace(", order_seed INTEGER", "")
-            .replace("order_seed, ", "")
-        )
-        names = [row[1] for row in db.execute("PRAGMA table_info(old)")]
-        db.execute(f"INSERT INTO old SELECT {', '.join(names)} FROM results")
-        db.execute("DROP TABLE results")
-        db.execute("ALTER TABLE old RENAME TO results")
-        db.execute("PRAGMA user_version = 2")
-        db.commit()
+    downgrade(tmp_path / "run")
     assert content(tmp_path / "run").rows == [replace(row, entropy=None, energy=None) for row in before]
 
 
@@ -129,3 +113,40 @@ def test_an_attack_stays_within_epsilon_and_works(tmp_path: Path) -> None:
     assert (moved.int() - pixels.int()).abs().max() == 4
     before, after = ((model.encode_images(p) @ text.T).softmax(dim=-1)[0, 2] for p in (pixels, moved))
     assert after < before
+
+
+def test_an_attack_leaves_out_images_that_cannot_be_read(tmp_path: Path) -> None:
+    dataset, model, lines = make_dataset(tmp_path / "images", 6), four_blocks(), list[str]()
+    dataset[0].path.write_bytes(b"no image")
+    done = attack(model, dataset, tmp_path / "attacked", AttackSettings(steps=1), log=lines.append)
+    assert done.images == 5
+    (failed,) = done.failed
+    assert failed.startswith("0/image-0.png: not an image, or in an unsupported format")
+    assert lines == [f"things: {failed}"]
+    assert load_dataset(tmp_path / "attacked").labels == (1, 2, 3, 4, 0)
+    for item in dataset:
+        item.path.unlink()
+    with pytest.raises(DataError, match="no image of things could be read"):
+        attack(model, dataset, tmp_path / "gone", AttackSettings(steps=1))
+
+
+def test_packed_images_are_attacked_as_those_in_files(tmp_path: Path) -> None:
+    files, model, settings = make_dataset(tmp_path / "images", 5), four_blocks(), AttackSettings(steps=1)
+    packed = replace(files, root=tmp_path / "packed", reader=lambda image: (tmp_path / "images" / image).read_bytes())
+    done = [attack(model, dataset, tmp_path / dataset.root.name / "out", settings) for dataset in (files, packed)]
+    assert done[0] == done[1]
+    assert done[0].images == 5
+    written = [sorted(path.read_bytes() for path in root.rglob("out/images/*")) for root in (files.root, packed.root)]
+    assert written[0] == written[1]
+
+
+def test_what_cannot_be_attacked_is_refused(tmp_path: Path) -> None:
+    dataset, model = make_dataset(tmp_path / "images"), four_blocks()
+    with pytest.raises(DataError, match="the images of things have no labels to attack"):
+        attack(model, replace(dataset, labels=None), tmp_path / "out")
+    with pytest.raises(ValueError, match=r"so few images leave some classes without any \(3\): raise --limit"):
+        attack(model, dataset, tmp_path / "out", limit=2)
+    prepare(model, "bf16")
+    with pytest.raises(ValueError, match="use a model of usetta in fp32"):
+        attack(model, dataset, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -86,8 +86,10 @@ def attack(
     with bar(len(numbers), "Attacking", progress) as tick:
         for i in numbers:
             label, path = dataset.labels[i], out / _IMAGES / f"{i:06}.png"
+            source = dataset.source(dataset.ids[i])
             try:
-                clean = make_views(open_image(dataset[i].path, for_benchmark=True), dataset.ids[i], views)
+                image = open_image(source() if callable(source) else source, for_benchmark=True)
+                clean = make_views(image, dataset.ids[i], views)
                 if path.is_file():
                     moved = make_views(open_image(path), dataset.ids[i], views)
                 else:
