@@ -282,7 +282,8 @@ class PackedReader:
             with self._lock:
                 return self._read_cell(file, image)
         except OSError as error:
-            raise ImageError(f"{file}: {image_id}", f"cannot be read ({error.strerror or error})") from error
+            reason = os.strerror(error.errno) if error.errno else str(error)  # Arrow's own text repeats the path
+            raise ImageError(f"{file}: {image_id}", f"cannot be read ({reason})") from error
         except DataError as error:
             raise ImageError(f"{file}: {image_id}", f"cannot be read ({error.problem})") from error
 
