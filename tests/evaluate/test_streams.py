@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from evaluate.runs import Counting, content, downgrade, four_blocks, make_dataset
-from usetta.data import DataError, load_dataset
+from usetta.data import DataError, Dataset, load_dataset
 from usetta.evaluate.attack import AttackSettings, attack, perturbed
 from usetta.evaluate.orders import StreamOrder
 from usetta.evaluate.runner import EvalSettings, evaluate
@@ -87,6 +87,31 @@ def test_a_run_of_streams(tmp_path: Path) -> None:
     assert top1.cells["low"].value <= difference <= top1.cells["high"].value
 
 
+def test_images_of_other_classes_are_read_where_they_are(tmp_path: Path) -> None:
+    """Those of packed files and those of plain ones may be mixed."""
+    files = make_dataset(tmp_path / "images", 5)
+    others = replace(make_dataset(tmp_path / "others", 5), name="other", ids=files.ids[:2], labels=(0, 0))
+    rows = {}
+    for name, (dataset, other) in {
+        "files": (files, others),
+        "packed": (unfiled(files), others),
+        "others packed": (files, unfiled(others)),
+    }.items():
+        done = evaluate(four_blocks(), [dataset], ["clip"], tmp_path / name, EvalSettings(views=2), ood=[other])
+        assert done.failed == 0
+        rows[name] = content(tmp_path / name).rows
+    assert len(rows["files"]) == 5 + 2
+    assert rows["files"] == rows["packed"] == rows["others packed"]
+    with pytest.raises(DataError, match="things cannot be out of distribution for itself"):
+        evaluate(four_blocks(), [files], ["clip"], tmp_path / "self", EvalSettings(views=2), ood=[files])
+
+
+def unfiled(dataset: Dataset) -> Dataset:
+    """The same images, which only a reader knows how to find."""
+    folder = dataset.root
+    return replace(dataset, root=folder / "packed", reader=lambda image: (folder / image).read_bytes())
+
+
 def test_a_store_of_the_version_before_gets_the_new_columns(tmp_path: Path) -> None:
     dataset = make_dataset(tmp_path / "images", 6)
     evaluate(four_blocks(), [dataset], ["clip"], tmp_path / "run", EvalSettings(views=2))
@@ -132,11 +157,10 @@ def test_an_attack_leaves_out_images_that_cannot_be_read(tmp_path: Path) -> None
 
 def test_packed_images_are_attacked_as_those_in_files(tmp_path: Path) -> None:
     files, model, settings = make_dataset(tmp_path / "images", 5), four_blocks(), AttackSettings(steps=1)
-    packed = replace(files, root=tmp_path / "packed", reader=lambda image: (tmp_path / "images" / image).read_bytes())
-    done = [attack(model, dataset, tmp_path / dataset.root.name / "out", settings) for dataset in (files, packed)]
+    done = [attack(model, dataset, tmp_path / f"out{n}", settings) for n, dataset in enumerate((files, unfiled(files)))]
     assert done[0] == done[1]
     assert done[0].images == 5
-    written = [sorted(path.read_bytes() for path in root.rglob("out/images/*")) for root in (files.root, packed.root)]
+    written = [sorted(path.read_bytes() for path in (tmp_path / f"out{n}" / "images").iterdir()) for n in range(2)]
     assert written[0] == written[1]
 
 
