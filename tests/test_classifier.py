@@ -174,6 +174,10 @@ def test_every_kind_of_source_is_one_image(tiny_model: CLIP, images: list[Path])
         assert "<img" in answers[-1]._repr_html_()
         with pytest.raises(ImageError, match="is a URL; to fetch images, make the classifier with allow_urls=True"):
             clip([url])
+        absent = f"{server.url}/absent.png"
+        with pytest.raises(ImageError) as caught:
+            classify(absent, CLASSES, model=tiny_model, method="clip", allow_urls=True)
+        assert str(caught.value) == f"{absent}: cannot be fetched: HTTP 404 Not Found"
     for other in answers[1:]:
         np.testing.assert_array_equal(answers[0].probs, other.probs)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from evaluate.runs import Counting, content, downgrade, four_blocks, make_dataset
+from models.tiny import TINY_VIT, disturbed
 from usetta.data import DataError, Dataset, load_dataset
 from usetta.evaluate.attack import AttackSettings, attack, perturbed
 from usetta.evaluate.orders import StreamOrder
@@ -141,7 +142,7 @@ def test_an_attack_stays_within_epsilon_and_works(tmp_path: Path) -> None:
 
 
 def test_an_attack_leaves_out_images_that_cannot_be_read(tmp_path: Path) -> None:
-    dataset, model, lines = make_dataset(tmp_path / "images", 6), four_blocks(), list[str]()
+    dataset, model, lines = make_dataset(tmp_path / "images", 6), disturbed(TINY_VIT), list[str]()
     dataset[0].path.write_bytes(b"no image")
     done = attack(model, dataset, tmp_path / "attacked", AttackSettings(steps=1), log=lines.append)
     assert done.images == 5
@@ -156,16 +157,16 @@ def test_an_attack_leaves_out_images_that_cannot_be_read(tmp_path: Path) -> None
 
 
 def test_packed_images_are_attacked_as_those_in_files(tmp_path: Path) -> None:
-    files, model, settings = make_dataset(tmp_path / "images", 5), four_blocks(), AttackSettings(steps=1)
+    files, model, settings = make_dataset(tmp_path / "images", 2), disturbed(TINY_VIT), AttackSettings(steps=1)
     done = [attack(model, dataset, tmp_path / f"out{n}", settings) for n, dataset in enumerate((files, unfiled(files)))]
     assert done[0] == done[1]
-    assert done[0].images == 5
+    assert done[0].images == 2
     written = [sorted(path.read_bytes() for path in (tmp_path / f"out{n}" / "images").iterdir()) for n in range(2)]
     assert written[0] == written[1]
 
 
 def test_what_cannot_be_attacked_is_refused(tmp_path: Path) -> None:
-    dataset, model = make_dataset(tmp_path / "images"), four_blocks()
+    dataset, model = make_dataset(tmp_path / "images"), disturbed(TINY_VIT)
     with pytest.raises(DataError, match="the images of things have no labels to attack"):
         attack(model, replace(dataset, labels=None), tmp_path / "out")
     with pytest.raises(ValueError, match=r"so few images leave some classes without any \(3\): raise --limit"):

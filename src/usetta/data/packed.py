@@ -105,13 +105,13 @@ def _scan_tar(number: int, file: Path) -> Iterator[PackedRow]:
                 if len(images) > 1:
                     raise DataError(f"{file}: the sample {key.strip('/')} has {len(images)} images", "expected one")
                 for image in images:
-                    label = _tar_label(tar, members)
+                    label = _tar_label(file, tar, members)
                     yield PackedRow(number, (image.offset_data, image.size), image.name, label)
     except tarfile.TarError as error:
         raise DataError(f"{file} cannot be read in place: {error}", "expected a tar without compression") from error
 
 
-def _tar_label(tar: tarfile.TarFile, members: Sequence[tarfile.TarInfo]) -> int | str | None:
+def _tar_label(file: Path, tar: tarfile.TarFile, members: Sequence[tarfile.TarInfo]) -> int | str | None:
     for member in members:
         kind = member.name.rpartition("/")[2].partition(".")[2].lower()
         content = tar.extractfile(member) if kind in (*_LABEL_FILES, "json") and member.size < 2**20 else None
@@ -122,7 +122,7 @@ def _tar_label(tar: tarfile.TarFile, members: Sequence[tarfile.TarInfo]) -> int 
             try:
                 facts = json.loads(text)
             except ValueError as error:
-                raise DataError(f"{tar.name}: {member.name} is not JSON", "download it again") from error
+                raise DataError(f"{file}: {member.name} is not JSON", "download it again") from error
             known = [name for name in LABEL_COLUMNS if isinstance(facts, dict) and facts.get(name) is not None]
             if known:
                 label = facts[known[0]]

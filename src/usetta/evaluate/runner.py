@@ -229,8 +229,9 @@ def _ood_jobs(jobs: Iterable[DatasetJob], ood: Iterable[Dataset]) -> dict[str, D
             if other.fingerprint == job.dataset.fingerprint:
                 raise DataError(f"{other.name} cannot be out of distribution for itself")
             name, title = f"{job.dataset.name} ood {other.name}", f"{other.title}, not {job.dataset.title}"
-            images = {"ids": other.ids, "labels": None, "root": other.root, "reader": other.reader}
-            dataset = replace(job.dataset, name=name, title=title, layout=other.layout, **images)
+            # Those images as they are, with the family and the classes of this dataset.
+            dataset = replace(other, name=name, title=title, labels=None)
+            dataset = replace(dataset, family=job.dataset.family, classes=job.dataset.classes)
             made[name] = replace(job, dataset=dataset, ood_of=job.dataset.name)
     return made
 
