@@ -150,8 +150,11 @@ def test_an_attack_leaves_out_images_that_cannot_be_read(tmp_path: Path) -> None
     assert failed.startswith("0/image-0.png: not an image, or in an unsupported format")
     assert lines == [f"things: {failed}"]
     assert load_dataset(tmp_path / "attacked").labels == (1, 2, 3, 4, 0)
+    dataset[1].path.unlink()
+    with pytest.raises(DataError, match="no image of red fox in things could be read; restore one and rerun"):
+        attack(model, dataset, tmp_path / "attacked", AttackSettings(steps=1))
     for item in dataset:
-        item.path.unlink()
+        item.path.unlink(missing_ok=True)
     with pytest.raises(DataError, match="no image of things could be read"):
         attack(model, dataset, tmp_path / "gone", AttackSettings(steps=1))
 
