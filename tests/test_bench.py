@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from models.tiny import TINY_RESNET, disturbed
+from models.tiny import TINY_RESNET, TINY_VIT, disturbed
 from usetta import bench, timing
 from usetta.cli import app
 from usetta.report import paper
@@ -152,3 +152,7 @@ def test_a_model_without_blocks_is_measured_without_ttl(
     assert "has no attention blocks" in lines[0]
     seconds = bench.seconds_of_methods(job, ["ttl", "tpt"])
     assert seconds == {bench.CLIP_64: 0.25 + 8 * 1 + 8 * 10 + 5, "ttl": 0, "tpt": 100}
+    monkeypatch.undo()
+    assert bench._possible(disturbed(TINY_VIT), lines.append) == list(bench.METHODS)
+    assert bench._has_last_blocks(disturbed(TINY_VIT))
+    assert len(lines) == 3, "nothing else was left out"
