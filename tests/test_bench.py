@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from models.tiny import TINY_RESNET, TINY_VIT, disturbed
 from usetta import bench, timing
 from usetta.cli import app
 from usetta.report import paper
@@ -136,3 +137,22 @@ def test_what_many_methods_add_to_the_views_they_share(job: bench.BenchSettings)
     shared = 0.25 + 8 * 1 + 8 * 10 + 5  # read, make and encode eight views, and answer by one
     assert seconds == {bench.CLIP_64: shared, "clip": 0, "use": 100, "use:steps=4": 400, "se": 0}
     assert bench.seconds_per_image(seconds, ["clip", "use:steps=4"]) == shared + 400
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_model_without_blocks_is_measured_without_ttl(
+    job: bench.BenchSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resnet, lines = disturbed(TINY_RESNET), list[str]()
+    monkeypatch.setattr(bench, "load_quietly", lambda *_, **__: resnet)
+    monkeypatch.setattr(bench, "METHODS", ("clip", "ttl", "se"))
+    costs = bench.measure(job, repeat=1, memory=False, log=lines.append)
+    assert list(costs.seconds) == ["clip", "se"]
+    assert lines[0].startswith("left out: ttl; ")
+    assert "has no attention blocks" in lines[0]
+    seconds = bench.seconds_of_methods(job, ["ttl", "tpt"])
+    assert seconds == {bench.CLIP_64: 0.25 + 8 * 1 + 8 * 10 + 5, "ttl": 0, "tpt": 100}
+    monkeypatch.undo()
+    assert bench._possible(disturbed(TINY_VIT), lines.append) == list(bench.METHODS)
+    assert bench._has_last_blocks(disturbed(TINY_VIT))
+    assert len(lines) == 3, "nothing else was left out"

@@ -7,6 +7,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from safetensors.torch import save_file
 
 from conftest import make_image
 from data.server import serve
@@ -173,6 +174,10 @@ def test_every_kind_of_source_is_one_image(tiny_model: CLIP, images: list[Path])
         assert "<img" in answers[-1]._repr_html_()
         with pytest.raises(ImageError, match="is a URL; to fetch images, make the classifier with allow_urls=True"):
             clip([url])
+        absent = f"{server.url}/absent.png"
+        with pytest.raises(ImageError) as caught:
+            classify(absent, CLASSES, model=tiny_model, method="clip", allow_urls=True)
+        assert str(caught.value) == f"{absent}: cannot be fetched: HTTP 404 Not Found"
     for other in answers[1:]:
         np.testing.assert_array_equal(answers[0].probs, other.probs)
 
@@ -488,6 +493,29 @@ def test_a_stream_goes_on_from_a_saved_state_to_the_last_bit(method: str, tiny_m
     assert np.array_equal(second.predict_proba(images, progress=False), expected)
     with pytest.raises(ValueError, match="with other settings"):
         Classifier(["cat", "dog", "owl"], tiny_model, f"{method}:rho=0.5").load_state(tmp_path / "state")
+
+
+def test_an_image_that_cannot_be_read_cannot_be_compared(tiny_model: CLIP, tmp_path: Path) -> None:
+    classifier = Classifier(["cat", "dog"], tiny_model, views=2)
+    (tmp_path / "a.jpg").write_bytes(b"no image")
+    with pytest.raises(ImageError, match=r"a\.jpg: not an image, or in an unsupported format"):
+        classifier.compare(tmp_path / "a.jpg", ["clip", "se"])
+    with pytest.raises(ImageError, match=r"b\.jpg: no such file"):
+        classifier.explain(tmp_path / "b.jpg")
+
+
+def test_a_file_that_is_not_the_memory_of_a_stream_is_refused(tiny_model: CLIP, tmp_path: Path) -> None:
+    classifier, path = Classifier(["cat", "dog"], tiny_model, "tda", views=2), tmp_path / "state"
+    classifier([make_image(1)])
+    for content in (None, b"", b"no tensors"):
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(ValueError, match=f"{path} cannot be read as the memory of a stream: "):
+            classifier.load_state(path)
+    save_file({"weight": torch.zeros(2)}, path)
+    with pytest.raises(ValueError, match=f"{path} is not the memory of a stream$"):
+        classifier.load_state(path)
+    assert classifier.seen == 1, "it still has its own"
 
 
 def test_a_method_without_a_memory_has_no_state(tiny_model: CLIP) -> None:

@@ -2,15 +2,17 @@
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from usetta.files import atomic_file, write_atomically
+from usetta.files import arrow, atomic_file, connect_frozen, write_atomically
 
 
 def test_a_file_is_written_with_the_folders_above_it(tmp_path: Path) -> None:
@@ -120,3 +122,25 @@ def test_readers_and_writers_at_once_see_whole_versions_only(tmp_path: Path) -> 
     reader.join()
     assert seen <= set(versions)
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_database_with_changes_in_its_log_is_not_read_without_them(tmp_path: Path) -> None:
+    path = tmp_path / "results.sqlite"
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("CREATE TABLE t (x)")
+        db.execute("INSERT INTO t VALUES (7)")
+    with closing(connect_frozen(path)) as frozen:
+        assert frozen.execute("SELECT x FROM t").fetchall() == [(7,)]
+        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+            frozen.execute("INSERT INTO t VALUES (8)")
+    (tmp_path / "results.sqlite-wal").write_bytes(b"")
+    connect_frozen(path).close()
+    (tmp_path / "results.sqlite-wal").write_bytes(b"changes")
+    with pytest.raises(sqlite3.OperationalError, match="its last changes are in a log"):
+        connect_frozen(path)
+
+
+def test_without_pyarrow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(ValueError, match=r"Parquet needs pyarrow: pip install 'usetta\[parquet\]'"):
+        arrow("pyarrow.parquet")

@@ -4,16 +4,19 @@ import errno
 import io
 import pickle
 import struct
+import sys
 import threading
 import warnings
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageFile, ImageOps
 
+from usetta import images
 from usetta.images import FORMATS, ImageError, find_images, image_id, is_readable, open_image
 
 
@@ -181,6 +184,39 @@ def test_things_that_are_no_source(source):
 
 def test_text_streams_are_refused():
     assert reason_of(io.StringIO("text")) == "a file object must be open in binary mode"
+
+
+class Pipe(io.BytesIO):
+    """A stream that cannot go back, as that of a socket."""
+
+    def seekable(self) -> bool:
+        return False
+
+
+def test_streams_that_cannot_go_back_are_read_once():
+    content = encoded(noise(), "PNG")
+    assert open_image(Pipe(content)).tobytes() == open_image(io.BytesIO(content)).tobytes()
+    text = Pipe(b"text")
+    text.read = lambda: "text"  # type: ignore[method-assign, assignment]
+    assert reason_of(text) == "a file object must be open in binary mode"
+
+
+def test_an_open_file_is_called_by_its_name(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(b"no image")
+    with (tmp_path / "a.jpg").open("rb") as file, pytest.raises(ImageError) as caught:
+        open_image(file)
+    assert caught.value.path == str(tmp_path / "a.jpg")
+
+
+@pytest.mark.parametrize(("name", "module"), [("AVIF", "PIL.AvifImagePlugin"), ("HEIC", "pillow_heif")])
+def test_what_this_installation_cannot_decode_is_not_taken_for_an_image(monkeypatch, name, module):
+    monkeypatch.setitem(sys.modules, module, None)
+    assert not images._can_open.__wrapped__(name)
+    registered: list[bool] = []
+    library = SimpleNamespace(SUPPORTED=True, register_heif_opener=lambda thumbnails: registered.append(thumbnails))
+    monkeypatch.setitem(sys.modules, module, library)
+    assert images._can_open.__wrapped__(name)
+    assert registered == ([False] if name == "HEIC" else [])
 
 
 # --- files that cannot be opened -----------------------------------------------------------------------------------

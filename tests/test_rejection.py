@@ -156,3 +156,22 @@ def test_calibrate_and_classify_with_it(tiny_checkpoint: Path, images: list[Path
     assert 0 < answer["calibrated"] < 1
     with Store(run) as store:
         assert store.facts("run")["model"]["name"] == known.model
+
+
+def test_a_temperature_is_of_the_confidence_alone() -> None:
+    with pytest.raises(ValueError, match="a calibration is about the confidence: leave out reject='margin'"):
+        Rejection(0.5, "margin", temperature=2.0)
+
+
+def test_a_calibration_of_another_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "calibration.json"
+    Calibration("tiny", "0", "se", 1.5, 0.4, 0.9, 0.8, 100).save(path)
+    assert Calibration.load(path).temperature == 1.5
+    path.write_text(path.read_text().replace('"usetta_calibration": 1', '"usetta_calibration": 2'))
+    with pytest.raises(ValueError, match=r"calibration\.json is not a calibration.*\(it is of another version\)"):
+        Calibration.load(path)
+
+
+def test_without_answers_nothing_is_fitted() -> None:
+    with pytest.raises(ValueError, match="there are no answers to fit on"):
+        fit([], [], [], 0.9)

@@ -1,13 +1,19 @@
 """`usetta classify --out` as a user meets it, and what the options of engines refuse."""
 
+import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
+from usetta import Classifier
+from usetta.batch.parts import Parts, PredictionRow
 from usetta.cli import app
+from usetta.coop import save_context
 from usetta.distributed import RayEngine
+from usetta.models.clip import CLIP
 
 parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
 
@@ -100,3 +106,68 @@ def test_an_evaluation_uses_the_engine_as_well(
     assert remote.stdout == local.stdout
     assert "zoo, seed 0: clip" in remote.stderr
     assert seen == [RayEngine("auto", None, 1.0, 0.0)]
+
+
+def test_who_stops_it_is_told_how_to_go_on(
+    options: list[object], images: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, add, added = tmp_path / "out", Parts.add, list[PredictionRow]()
+
+    def stop(parts: Parts, row: PredictionRow) -> None:
+        if len(added) == 2:
+            raise KeyboardInterrupt
+        added.append(row)
+        add(parts, row)
+
+    monkeypatch.setattr(Parts, "add", stop)
+    stopped = usetta("classify", images[0].parent, *options, "--out", out)
+    assert stopped.exit_code == 130
+    assert f"usetta: stopped; what was computed is in {out}; rerun the same command to resume" in (
+        " ".join(stopped.stderr.split("\n"))
+    )
+    monkeypatch.undo()
+    rest = usetta("classify", images[0].parent, *options, "--out", out)
+    assert rest.exit_code == 0, rest.output
+    assert "3 images in" in rest.stderr
+    assert "2 were already there" in rest.stderr
+    assert len(parquet.read_table(out)) == 5
+
+
+def test_sources_without_images_are_an_error_with_out_as_well(options: list[object], tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "drawing.svg").touch()
+    result = usetta("classify", tmp_path / "empty", *options, "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    message = f"usetta: no images in {tmp_path / 'empty'}; 1 file ignored: 1 .svg"
+    assert message in " ".join(result.stderr.split("\n"))
+
+
+def test_a_learned_context_is_used_with_out_as_well(
+    options: list[object], images: list[Path], tmp_path: Path, tiny_model: CLIP
+) -> None:
+    context = torch.randn(4, tiny_model.text.width, generator=torch.Generator().manual_seed(0))
+    save_context(tmp_path / "context.safetensors", context)
+    done = usetta(
+        "classify", images[0], *options, "--context", tmp_path / "context.safetensors", "--out", tmp_path / "out"
+    )
+    assert done.exit_code == 0, done.output
+    (row,) = parquet.read_table(tmp_path / "out").to_pylist()
+    plain = Classifier(["tabby cat", "red fox"], tiny_model, views=4)(images[0])
+    tuned = Classifier(["tabby cat", "red fox"], tiny_model, views=4, context=context)(images[0])
+    assert row["confidence"] == pytest.approx(tuned.confidence, abs=1e-5)
+    assert row["confidence"] != pytest.approx(plain.confidence, abs=1e-5)
+
+
+@pytest.mark.parametrize("limit", [{"_AHEAD": 2}, {"_AHEAD_BYTES": 1}])
+def test_how_many_images_are_listed_first_changes_no_answer(
+    options: list[object], images: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: dict[str, int]
+) -> None:
+    tar = tmp_path / "images.tar"
+    with tarfile.open(tar, "w") as archive:
+        for image in images:
+            archive.add(image, image.name)
+    whole = usetta("classify", tar, *options, "--csv")
+    ((name, value),) = limit.items()
+    monkeypatch.setattr(f"usetta.cli.classify.{name}", value)
+    assert usetta("classify", tar, *options, "--csv").stdout == whole.stdout
+    assert whole.stdout.count("\n") == 1 + 5

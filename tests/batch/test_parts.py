@@ -1,5 +1,7 @@
 """Predictions on disk: complete files or none, one kind in a directory, and several processes that write to it."""
 
+import errno
+import os
 import shutil
 import signal
 import subprocess
@@ -272,6 +274,36 @@ def test_ranks_leave_the_unfinished_files_of_others_alone(tmp_path: Path) -> Non
         path.touch()
     with Parts(tmp_path, FACTS, Shard(1, 11)):
         assert [path.exists() for path in unfinished] == [True, False, True]
+
+
+def test_a_part_that_its_owner_has_just_removed_is_passed_over(tmp_path: Path) -> None:
+    with Parts(tmp_path, FACTS, Shard(0, 2)) as other, Parts(tmp_path, FACTS, Shard(1, 2)) as own:
+        for row in (answer(0), bad(1), answer(2)):
+            other.add(row)
+            other.flush()
+        finished = own.finished()
+        assert next(finished) == ("zoo", "0.png")
+        (tmp_path / "part-0-000001.parquet").unlink()
+        assert list(finished) == [("zoo", "2.png")]
+
+
+def test_facts_that_a_killed_process_left_unfinished_are_removed(tmp_path: Path) -> None:
+    unfinished = tmp_path / "._facts.json.77-1.part"
+    unfinished.write_text('{"views": ')
+    with Parts(tmp_path, FACTS) as opened:
+        opened.add(answer(0))
+    assert not unfinished.exists()
+    with pytest.raises(OutputError, match="views was 4 and is now 8"):
+        Parts(tmp_path, FACTS | {"views": 8})
+
+
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.raises(OutputError, match=f"^{tmp_path} is on a file system without locks \\(No locks available\\)$"):
+        Parts(tmp_path, FACTS)
 
 
 def test_images_are_new_once() -> None:

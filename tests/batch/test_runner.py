@@ -260,3 +260,38 @@ def test_images_that_take_long_travel_alone(
     classify(model, settings("clip"), [str(zoo)], tmp_path / "out", engine=Engine(), load=lambda: model)
     assert seen == sizes
     assert len(rows(tmp_path / "out")) == 19
+
+
+def test_answers_depend_on_the_weak_view_and_on_the_model_that_rewards(model: CLIP) -> None:
+    plain = settings().facts(model)
+    assert not {"weak_view", "reward_model"} & set(plain)
+    other = four_blocks(seed=1)
+    other.resize_mode = "squash"
+    facts = settings("rlcf").facts(other, model)
+    assert facts["weak_view"] == ["squash", "bicubic"]
+    assert facts["reward_model"] == {"name": "four-blocks", "fingerprint": model.fingerprint}
+    assert facts["model"]["fingerprint"] == other.fingerprint != model.fingerprint
+
+
+def test_workers_of_an_engine_load_the_model_that_rewards(model: CLIP, zoo: Path, tmp_path: Path) -> None:
+    reward_model, made = four_blocks(seed=1), list[str]()
+
+    def load_reward_model() -> CLIP:
+        made.append("reward")
+        return reward_model
+
+    options: dict[str, Any] = {"engine": LocalEngine(), "load": lambda: model, "reward_model": reward_model}
+    sources = [str(zoo / "00.png"), str(zoo / "01.png")]
+    with pytest.raises(ValueError, match="pass load and load_reward_model"):
+        classify(model, settings("rlcf"), sources, tmp_path / "out", **options)
+    classify(model, settings("rlcf"), sources, tmp_path / "out", **options, load_reward_model=load_reward_model)
+    assert made == ["reward"]
+    classifier = Classifier(CLASSES, model, "rlcf", views=8, reward_model=reward_model)
+    for name, row in rows(tmp_path / "out").items():
+        prediction = classifier(zoo / name)
+        assert row["label"] == prediction.label
+        assert row["confidence"] == pytest.approx(prediction.confidence, abs=TOLERANCE)
+    own = Classifier(CLASSES, model, "rlcf", views=8)(zoo / "00.png")
+    assert own.confidence != pytest.approx(rows(tmp_path / "out")["00.png"]["confidence"], abs=1e-6)
+    with pytest.raises(OutputError, match="reward model was"):
+        classify(model, settings("rlcf"), sources, tmp_path / "out")

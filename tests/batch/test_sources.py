@@ -1,13 +1,18 @@
 """Images from folders, patterns, lists, Parquet files and tars, on disk and behind URLs."""
 
+import errno
+import hashlib
 import io
 import os
+import shutil
+import sys
 import tarfile
 import threading
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from itertools import count, islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -244,6 +249,8 @@ def test_web_servers_are_asked_within_limits_and_only_if_allowed(
     assert [same(image, seed) for image, seed in zip(images(places, URLS), (1, 1, 7, 1), strict=True)] == [True] * 4
     with pytest.raises(SourceError, match=r"a\.png: URLs are opened only with --allow-urls"):
         check(places)
+    with pytest.raises(SourceError, match=r"absent\.txt cannot be read: HTTP 404 Not Found"):
+        list(images([f"{shelf.url}/absent.txt"], URLS))
     (zoo / "list.txt").write_text(places[0])
     (refused,) = images([str(zoo / "list.txt")])
     assert (refused.name, refused.problem) == (places[0], "URLs are opened only with --allow-urls")
@@ -281,7 +288,8 @@ def test_images_that_cannot_be_read_here_are_counted(zoo: Path, monkeypatch: pyt
     [
         ("nowhere", "nowhere: no such file or folder"),
         ("@nowhere.txt", "nowhere.txt: no such file or folder"),
-        ("strange://a/b.png", "strange://a/b.png cannot be opened: Protocol not known"),
+        ("strange://a/b.png", "^strange://a/b.png cannot be opened: Protocol not known"),
+        ("@strange://a/list.txt", "^strange://a/list.txt cannot be opened: Protocol not known"),
         ("memory://nowhere/list.txt", "cannot be read: no such file"),
     ],
 )
@@ -295,6 +303,65 @@ def test_missing_sources_are_reported(source: str, message: str) -> None:
 
     with pytest.raises(SourceError, match=message):
         use()
+
+
+def test_an_image_from_standard_input_must_be_piped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    with pytest.raises(SourceError, match="'-' reads an image from standard input: pipe one into this command"):
+        check(["-"])
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: False, buffer=io.BytesIO(png(3))))
+    check(["-"])
+    (image,) = images(["-"])
+    assert same(image, 3)
+    assert (image.source, image.key) == ("-", hashlib.blake2b(png(3), digest_size=16).hexdigest())
+
+
+def test_a_folder_that_goes_away_while_it_is_read_is_reported(zoo: Path) -> None:
+    stream = images([str(zoo)])
+    assert next(stream).key == "a.png"
+    shutil.rmtree(zoo / "b")
+    with pytest.raises(SourceError, match=f"^{zoo / 'b'} cannot be listed: no such file$"):
+        next(stream)
+
+
+def test_a_storage_that_fails_is_reported(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "")
+
+    monkeypatch.setattr(type(memory), "ls", fail)
+    with pytest.raises(SourceError, match="^memory://zoo cannot be listed: Input/output error$"):
+        list(images(["memory://zoo"], URLS))
+    monkeypatch.setattr(type(memory), "isdir", fail)
+    with pytest.raises(SourceError, match="^memory://zoo cannot be read: Input/output error$"):
+        list(images(["memory://zoo"], URLS))
+
+
+def test_a_list_that_ends_early_is_reported_after_its_first_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Line(io.RawIOBase):
+        """One line, and then the connection is lost."""
+
+        parts = iter((b"http://example.org/a.png\n",))
+
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: Any) -> int:
+            for part in self.parts:
+                buffer[: len(part)] = part
+                return len(part)
+            raise ConnectionResetError(errno.ECONNRESET, "")
+
+    monkeypatch.setattr(sources, "open_url", lambda url: io.BufferedReader(Line()))
+    stream = images(["http://example.org/list.txt"], URLS)
+    assert next(stream).key == "http://example.org/a.png"
+    with pytest.raises(SourceError, match="list.txt: reading stopped before the end: Connection reset by peer"):
+        next(stream)
+
+
+def test_without_fsspec_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec.core", None)
+    with pytest.raises(SourceError, match=r"s3://zoo/a.png needs fsspec: pip install 'usetta\[cluster\]'"):
+        list(images(["s3://zoo/a.png"], URLS))
 
 
 def test_names_that_are_not_valid_text_can_be_written(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -289,6 +290,13 @@ def test_two_fetches_do_not_meet(shop: Shop) -> None:
     ):
         shop.fetch("pets")
     assert shop.fetch("pets")[0] == "complete"
+
+
+def test_a_system_without_locks_fetches_all_the_same(shop: Shop) -> None:
+    shop.offer("pets", ARCHIVES["pets"])
+    shop.monkeypatch.setitem(sys.modules, "fcntl", None)  # as on Windows
+    with exclusive(shop.root / ".usetta" / "pets.lock", "pets"):
+        assert shop.fetch("pets")[0] == "complete"
 
 
 def test_what_only_people_can_do_is_returned_as_steps(shop: Shop) -> None:

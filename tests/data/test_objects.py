@@ -2,7 +2,7 @@
 
 import json
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +17,7 @@ from usetta.data import DataError, Dataset, import_dataset, load_dataset
 from usetta.data.named import DATASETS
 from usetta.evaluate.runner import EvalSettings, evaluate
 from usetta.evaluate.store import Store
+from usetta.images import ImageError
 from usetta.report.run_images import RunImages
 
 
@@ -102,6 +103,64 @@ def test_an_object_of_ones_own_keeps_its_names(tmp_path: Path) -> None:
         Dataset.from_hf({"test": rows}, "zoo")
     with pytest.raises(TypeError, match="does not say which files its images are"):
         Dataset.from_torchvision(SimpleNamespace(data=[]), "zoo")
+
+
+def test_a_row_without_an_image_fails_alone() -> None:
+    images = [{"bytes": None, "path": "a.jpg"}, {"bytes": None, "path": None}, None]
+    rows = [{"image": image, "label": 0} for image in images]
+    zoo = Dataset.from_hf(Rows(rows, ["emu"]), "zoo")
+    first, second, third = (zoo.source(image) for image in zoo.ids)
+    assert callable(first)
+    assert first() == "a.jpg"
+    for source in (second, third):
+        assert callable(source)
+        with pytest.raises(ImageError, match="the dataset holds neither its bytes nor its path"):
+            source()
+
+
+@pytest.mark.usefixtures("stocked")
+def test_objects_that_cannot_be_the_dataset_are_refused(tmp_path: Path) -> None:
+    table = Rows([{"label": 0, "text": "emu"}], ["emu"])
+    del table.features["image"]
+    with pytest.raises(DataError, match="the dataset has no column of images; its columns are label, text"):
+        Dataset.from_hf(table, "zoo")
+    items = [(image, label, "") for image, label in world.AIRCRAFT.items()]
+    planes = torchvision_like("files", tmp_path, items[:2])
+    with pytest.raises(DataError) as caught:  # which has no list of its images to compare with
+        Dataset.from_torchvision(planes, "aircraft")
+    assert str(caught.value) == "aircraft has 3 images of 3 classes, this has 2 of 3; use its test split"
+
+
+@pytest.mark.usefixtures("stocked")
+def test_imported_files_may_be_unpacked(tmp_path: Path) -> None:
+    world.lay_out(tmp_path / "coop")
+    items = SPLITS["pets"][0]
+    tar = tmp_path / "pets.tar"
+    tar.write_bytes(world.webdataset_of([(image[:-4], world.jpeg(f"pets/{image}"), n) for image, n, _ in items]))
+    report = import_dataset("pets", [tar], tmp_path / "data", print, unpacked=True)
+    assert (report.state, report.where) == (
+        "complete",
+        "oxford_pets/images, listed in oxford_pets/split_zhou_OxfordPets.json",
+    )
+    tar.unlink()
+    assert contents("pets", tmp_path / "data") == contents("pets", tmp_path / "coop")
+    assert not list((tmp_path / "data").rglob("packed"))
+
+
+@pytest.mark.usefixtures("stocked")
+def test_what_cannot_be_imported_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match=f"^{tmp_path}/nowhere does not exist$"):
+        import_dataset("pets", [tmp_path / "nowhere"], tmp_path / "data", print)
+    pets = DATASETS.get("pets")
+    (tmp_path / "a.tar").write_bytes(world.webdataset_of([("a", b"x", 0)]))
+    for source, message in (
+        (None, "pets has no folder of its own, so it cannot be imported"),
+        (replace(pets.source, split=None), "pets has no list to compare with; keep its own files"),  # type: ignore[type-var]
+    ):
+        monkeypatch.setattr("usetta.data.fetching.DATASETS", {"pets": replace(pets, source=source)})
+        with pytest.raises(DataError) as caught:
+            import_dataset("pets", [tmp_path / "a.tar"], tmp_path / "data", print)
+        assert str(caught.value) == message
 
 
 @pytest.mark.usefixtures("stocked")

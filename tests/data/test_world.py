@@ -11,10 +11,14 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from data import world
+from data.archives import tar_of
 from data.server import Shelf
 from usetta.cli import app
-from usetta.data import DataError, Dataset, Fetched, fetch_all, import_dataset, load_dataset, plan_fetch
+from usetta.data import DataError, Dataset, Fetched, fetch, fetch_all, import_dataset, load_dataset, plan_fetch
 from usetta.data.benchmark import BENCHMARKS
+from usetta.data.mirrors import unpack_packed
+from usetta.data.named import DATASETS
+from usetta.data.packed import IndexedImage, scan, write_index
 from usetta.images import file_digest
 
 
@@ -118,6 +122,8 @@ def test_without_a_token_a_gated_set_is_left_to_people(
         ("labels", "it has 3 images of '2000 AM General Hummer SUV', the list has 1"),
         ("no files", "clip-benchmark/wds_cars has no files test/*.tar"),
         ("damaged", "cannot be read in place"),
+        ("listing", "wds_cars/tree/main/test is not a list of files; the hub may have changed"),
+        ("outside", "clip-benchmark/wds_cars contains the path test/../../0.tar; refused"),
     ],
 )
 def test_a_mirror_that_is_not_the_dataset_is_refused(
@@ -134,10 +140,43 @@ def test_a_mirror_that_is_not_the_dataset_is_refused(
     for path in [path for path in stocked.files if "wds_cars" in path]:
         del stocked.files[path]
     world.put_on_hub(stocked, "clip-benchmark/wds_cars", files, wrong="test/0.tar" if trouble == "checksum" else "")
+    listing = "hub/api/datasets/clip-benchmark/wds_cars/tree/main/test"
+    if trouble == "listing":
+        stocked.files[listing] = b'{"error": "moved"}'
+    elif trouble == "outside":
+        stocked.files[listing] = stocked.files[listing].replace(b"test/0.tar", b"test/../../0.tar")
     result = usetta("data", "fetch", "cars", tmp_path / "data")
     assert result.exit_code == 1
     assert message in result.stderr
     assert not list((tmp_path / "data").rglob("*.tar"))
+
+
+def test_when_no_source_works_all_problems_are_in_the_error(
+    stocked: Shelf, tmp_path: Path, pauses: list[float]
+) -> None:
+    stocked.files = {path: content for path, content in stocked.files.items() if "imagenet-a" not in path}
+    with pytest.raises(DataError) as caught:
+        fetch("imagenet-a", tmp_path / "data", print)
+    assert caught.value.problem.startswith("no source of imagenet-a can be used: ")
+    assert caught.value.problem.count("; ") == 2, "an archive and two mirrors"
+    assert caught.value.todo == "rerun the same command later"
+
+
+def test_an_index_cannot_write_outside_of_its_dataset(tmp_path: Path) -> None:
+    pets = DATASETS.get("pets")
+    folder = tmp_path / "data" / "oxford_pets" / "packed"
+    folder.mkdir(parents=True)
+    (folder / "0.tar").write_bytes(tar_of({"a.jpg": b"x", "b.jpg": b"y"}))
+    found = scan([folder / "0.tar"])
+    ids = ("a.jpg", "../../../escaped.jpg")
+    images = [IndexedImage(image, 0, row.file, row.place) for image, row in zip(ids, found.rows, strict=True)]
+    write_index(folder, found, images, ["cat"], "by hand")
+    with pytest.raises(
+        DataError, match=r"is not safe to unpack: it contains \.\./.*escaped\.jpg; nothing was unpacked"
+    ):
+        unpack_packed(pets, tmp_path / "data", progress=False)
+    assert not list(tmp_path.rglob("escaped.jpg"))
+    assert (folder / "0.tar").is_file()
 
 
 def numbered(name: str) -> list[tuple[str, bytes, int]]:

@@ -1,12 +1,14 @@
 """The Ray engine without a cluster: the actor itself, the scheduling with a fake Ray, and what is refused."""
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Event
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from distributed.workers import Numbers, SquareWorker
 from usetta.cancellation import checkpoint
 from usetta.distributed import EngineError, Failed, RayEngine
 from usetta.distributed import ray as engine_module
-from usetta.distributed.ray import ITEMS_PER_ACTOR, ActorPool, WorkerActor, worker_count
+from usetta.distributed.ray import ITEMS_PER_ACTOR, ActorPool, WorkerActor, connected, worker_count
 
 
 class RayError(Exception):
@@ -303,3 +305,83 @@ def test_an_address_without_a_cluster(address: str, error: type[Exception], mess
     pytest.importorskip("ray", reason="Ray is not installed")
     with pytest.raises(error, match=message):
         list(RayEngine(address).run(SquareWorker, [Numbers((1,))]))
+
+
+class Library(ModuleType):
+    """Ray as far as connecting to a cluster needs it; `error` is what it raises then."""
+
+    def __init__(self, error: Exception | None = None, is_connected: bool = False, has_tokens: bool = True) -> None:
+        super().__init__("ray")
+        self.exceptions = SimpleNamespace(**({"AuthenticationError": PermissionError} if has_tokens else {}))
+        self.calls: list[object] = []
+        self.is_connected, self.error = is_connected, error
+
+    def is_initialized(self) -> bool:
+        return self.is_connected
+
+    def init(self, address: str, **options: object) -> None:
+        self.calls.append((address, options))
+        if self.error:
+            raise self.error
+
+    def shutdown(self) -> None:
+        self.calls.append("shutdown")
+
+
+QUIET = {"log_to_driver": False, "logging_level": "ERROR"}
+
+
+@pytest.mark.parametrize(("address", "options"), [("auto", QUIET), ("local", {**QUIET, "include_dashboard": False})])
+def test_a_connection_ends_with_its_block(
+    monkeypatch: pytest.MonkeyPatch, address: str, options: dict[str, object]
+) -> None:
+    monkeypatch.delenv("RAY_USAGE_STATS_ENABLED", raising=False)
+    library = Library()
+    monkeypatch.setitem(sys.modules, "ray", library)
+    with suppress(KeyError), connected(address) as ray:
+        assert ray is library
+        assert library.calls == [(address, options)]
+        raise KeyError
+    assert library.calls[1:] == ["shutdown"]
+    assert os.environ.get("RAY_USAGE_STATS_ENABLED") == ("0" if address == "local" else None)
+
+
+def test_a_connection_of_the_caller_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Library(is_connected=True)
+    monkeypatch.setitem(sys.modules, "ray", library)
+    with connected("auto") as ray:
+        assert ray is library
+    assert library.calls == []
+
+
+def caused_by(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ConnectionError("no cluster is running\nTraceback: ..."), "no cluster is running"),
+        (RuntimeError(), "RuntimeError"),
+        (
+            caused_by(RuntimeError("refused"), PermissionError()),
+            "refused; it requires a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH if it is not in ~/.ray",
+        ),
+    ],
+)
+def test_a_cluster_that_cannot_be_used_is_reported_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+) -> None:
+    library = Library(error)
+    monkeypatch.setitem(sys.modules, "ray", library)
+    with pytest.raises(EngineError) as caught, connected("auto"):
+        pass
+    assert str(caught.value) == f"cannot connect to a Ray cluster at 'auto': {reason}"
+    assert "shutdown" not in library.calls
+
+
+def test_a_ray_without_tokens_reports_its_own_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", Library(ConnectionError("no cluster is running"), has_tokens=False))
+    with pytest.raises(EngineError, match="at 'auto': no cluster is running$"), connected("auto"):
+        pass

@@ -121,3 +121,25 @@ def assert_close(actual: Content, expected: Content, rounding: float = 1e-5) -> 
         assert [view.entropy for view in our_views.views] == pytest.approx(entropies, abs=1e-4)
     assert actual.bad == expected.bad
     assert actual.facts == expected.facts
+
+
+def downgrade(folder: Path) -> None:
+    """Make the database of a run one of the version before, which had no streams."""
+    with Store(folder) as store:
+        db = store._db
+        for column in ("position", "entropy", "energy"):
+            db.execute(f"ALTER TABLE results DROP COLUMN {column}")
+        db.execute(
+            "CREATE TABLE old ("
+            + db.execute("SELECT sql FROM sqlite_master WHERE name = 'results'")
+            .fetchone()[0]
+            .partition("(")[2]
+            .replace(", order_seed INTEGER", "")
+            .replace("order_seed, ", "")
+        )
+        names = [row[1] for row in db.execute("PRAGMA table_info(old)")]
+        db.execute(f"INSERT INTO old SELECT {', '.join(names)} FROM results")
+        db.execute("DROP TABLE results")
+        db.execute("ALTER TABLE old RENAME TO results")
+        db.execute("PRAGMA user_version = 2")
+        db.commit()

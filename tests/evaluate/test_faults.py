@@ -1,6 +1,7 @@
 """What may go wrong under a run: images replaced, two writers, a damaged or full disk, a clock that is set back."""
 
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -14,14 +15,14 @@ import pytest
 from typer.testing import CliRunner
 
 from conftest import make_image
-from evaluate.runs import VIEWS, Counting, content, make_dataset
+from evaluate.runs import VIEWS, Counting, content, downgrade, make_dataset
 from evaluate.test_store import ROW
 from usetta.cli import app
 from usetta.distributed import LocalEngine, pacing
 from usetta.evaluate import writing
 from usetta.evaluate.repair import repair
 from usetta.evaluate.runner import EvalSettings, evaluate
-from usetta.evaluate.store import FILE, Store, StoreError
+from usetta.evaluate.store import FILE, NO_ORDER, FileContent, Store, StoreError
 from usetta.evaluate.writing import only_writer
 from usetta.models.clip import CLIP
 
@@ -129,6 +130,61 @@ def test_a_damaged_database_is_named_and_every_intact_row_saved(tmp_path: Path) 
         assert store.facts("run") == {"model": {"name": "tiny"}}
     assert 1100 < len(kept) < 1200  # all but those of one page
     assert all(replace(row, image=ROW.image, method=ROW.method) == ROW for row in kept)
+
+
+def test_what_lies_between_two_damaged_pages_is_kept_where_the_images_are_known(tmp_path: Path) -> None:
+    many_rows(tmp_path)
+    images = [f"{i:04}.jpg" for i in range(600)]
+    with Store(tmp_path) as store:
+        store.note_contents(ROW.dataset, {image: FileContent(1, 2, "digest") for image in images})
+    with closing(sqlite3.connect(tmp_path / FILE)) as db:
+        db.execute("PRAGMA journal_mode = DELETE")
+    content = bytearray((tmp_path / FILE).read_bytes())
+    for image in (b"0150.jpg", b"0450.jpg"):
+        (place,) = (match.start() for match in re.finditer(rb"clip.?" + image, content, re.DOTALL))
+        page = place // 4096 * 4096
+        assert content[page] == 10, "a leaf of an index"
+        content[page : page + 4096] = bytes(4096)
+    (tmp_path / FILE).write_bytes(content)
+    done = repair(tmp_path)
+    assert 1100 < done.rows < 1200  # all but those of two pages
+    with Store(tmp_path) as store:
+        kept = store.done(ROW.dataset, ROW.seed, "clip")
+    assert {"0000.jpg", "0300.jpg", "0599.jpg"} <= kept
+    assert not {"0150.jpg", "0450.jpg"} & kept
+
+
+def test_a_run_that_lost_what_it_depends_on_is_not_repaired(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=f"there is no run in {tmp_path}"):
+        repair(tmp_path)
+    with Store(tmp_path) as store:
+        store.add([ROW])
+    with pytest.raises(StoreError, match="does not say any more what its results depend on: remove it and run it"):
+        repair(tmp_path)
+    with Store(tmp_path) as store:
+        assert list(store.rows()) == [ROW]
+    assert sorted(path.name for path in tmp_path.glob("[!.]*.sqlite")) == [FILE], "nothing was replaced"
+
+
+def test_a_run_that_lost_a_table_keeps_the_others(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        store.fix("run", "model", {"name": "tiny"})
+        store.add([ROW])
+    with closing(sqlite3.connect(tmp_path / FILE)) as db, db:
+        db.execute("DROP TABLE contents")
+    assert repair(tmp_path).rows == 1
+    with Store(tmp_path) as store:
+        assert list(store.rows()) == [ROW]
+        assert store.contents(ROW.dataset) == {}
+
+
+def test_a_run_of_the_version_before_is_repaired(tmp_path: Path) -> None:
+    many_rows(tmp_path)
+    downgrade(tmp_path)
+    done = repair(tmp_path)
+    assert (done.rows, done.wrong) == (1200, 0)
+    with Store(tmp_path) as store:
+        assert len(store.done(ROW.dataset, ROW.seed, "se", NO_ORDER)) == 600
 
 
 def test_rows_that_cannot_be_answers_are_left_out(tmp_path: Path) -> None:

@@ -306,3 +306,30 @@ def test_the_interval_of_a_difference_of_accuracies_is_that_of_the_older_functio
     old = metrics.accuracy_difference(*(columns["prediction"] == label for columns in (ours, theirs)))
     assert new.estimate == pytest.approx(old.estimate)
     assert (new.low, new.high) == pytest.approx((old.low, old.high), abs=0.5)
+
+
+def test_without_images_there_is_no_number() -> None:
+    columns = {"label": np.empty((1, 0)), "prediction": np.empty((1, 0))}
+    interval = metrics.metric_difference("top1", columns, columns)
+    assert np.isnan([interval.estimate, interval.low, interval.high]).all()
+    for score in (metrics.auroc, metrics.fpr95):
+        assert np.isnan(score([], [0.5]))
+        assert np.isnan(score([0.5], []))
+
+
+def test_methods_are_compared_on_the_same_images_only() -> None:
+    three, two = ({"label": np.zeros(n), "prediction": np.zeros(n)} for n in (3, 2))
+    with pytest.raises(ValueError, match="must have answered the same images"):
+        metrics.metric_difference("top1", three, two)
+    with pytest.raises(ValueError, match="must have answered the same images"):
+        metrics.ood_difference(metrics.auroc, ([0.5, 0.6], [0.1]), ([0.5, 0.6], [0.1, 0.2]))
+
+
+def test_the_interval_of_a_difference_in_detection_has_the_difference_in_it() -> None:
+    rng = np.random.default_rng(0)
+    ours, theirs = ((rng.normal(shift, 1, 200), rng.normal(0, 1, 150)) for shift in (1.5, 0.5))
+    interval = metrics.ood_difference(metrics.auroc, ours, theirs, resamples=200)
+    assert interval.estimate == pytest.approx(metrics.auroc(*ours) - metrics.auroc(*theirs))
+    assert 0 < interval.low < interval.estimate < interval.high
+    same = metrics.ood_difference(metrics.fpr95, ours, ours, resamples=20)
+    assert (same.estimate, same.low, same.high) == (0, 0, 0), "images are resampled together"

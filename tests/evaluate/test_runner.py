@@ -25,6 +25,7 @@ from models.tiny import TINY_RESNET, disturbed
 from usetta import methods
 from usetta.coop import save_context
 from usetta.data import DataError, Dataset
+from usetta.distributed import LocalEngine
 from usetta.evaluate import runner, writing
 from usetta.evaluate.runner import EvalSettings, EvalSummary, evaluate
 from usetta.evaluate.store import FILE, ResultRow, Store, StoreError
@@ -125,6 +126,9 @@ def test_another_model_rewards_where_one_is_given(model: CLIP, things: Dataset, 
         number = things.ids.index(row.image)
         answers = answers_of(model, things, number, 0, ["rlcf"], reward_model)
         check_row(replace(row, seconds=1), answers["rlcf"], number)
+    models = {"load": lambda: model, "load_reward_model": lambda: reward_model, "reward_model": reward_model}
+    evaluate(model, [things], ["rlcf", "se"], tmp_path / "engine", SETTINGS, engine=LocalEngine(), **models)
+    assert_close(content(tmp_path / "engine"), other)
     assert own.facts["run"]["reward"] is None
     assert other.facts["run"]["reward"]["fingerprint"] == reward_model.fingerprint
 
@@ -430,6 +434,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no labels": ({"labels": None}, "the images of things have no labels, so nothing can be measured"),
     "no methods": ({"methods": []}, "no methods given"),
     "no seeds": ({"seeds": []}, "no seeds given"),
+    "no order seeds": ({"order_seeds": []}, "no order seeds given"),
+    "nothing to load": ({"engine": LocalEngine()}, "workers of an engine load their models themselves: pass load and"),
     "no datasets": ({"datasets": []}, "no datasets given"),
     "no images": ({"limit": 0}, "limit must be at least 1"),
     "no threads": ({"threads": 0}, "threads"),

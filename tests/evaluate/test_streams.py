@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from evaluate.runs import Counting, content, four_blocks, make_dataset
-from usetta.data import load_dataset
+from evaluate.runs import Counting, content, downgrade, four_blocks, make_dataset
+from models.tiny import TINY_VIT, disturbed
+from usetta.data import DataError, Dataset, load_dataset
 from usetta.evaluate.attack import AttackSettings, attack, perturbed
 from usetta.evaluate.orders import StreamOrder
 from usetta.evaluate.runner import EvalSettings, evaluate
 from usetta.evaluate.store import Store, StoreError
+from usetta.models.precision import prepare
 from usetta.report.results import accuracy_table
 from usetta.report.trust import trust_table
 
@@ -86,28 +88,36 @@ def test_a_run_of_streams(tmp_path: Path) -> None:
     assert top1.cells["low"].value <= difference <= top1.cells["high"].value
 
 
+def test_images_of_other_classes_are_read_where_they_are(tmp_path: Path) -> None:
+    """Those of packed files and those of plain ones may be mixed."""
+    files = make_dataset(tmp_path / "images", 5)
+    others = replace(make_dataset(tmp_path / "others", 5), name="other", ids=files.ids[:2], labels=(0, 0))
+    rows = {}
+    for name, (dataset, other) in {
+        "files": (files, others),
+        "packed": (unfiled(files), others),
+        "others packed": (files, unfiled(others)),
+    }.items():
+        done = evaluate(four_blocks(), [dataset], ["clip"], tmp_path / name, EvalSettings(views=2), ood=[other])
+        assert done.failed == 0
+        rows[name] = content(tmp_path / name).rows
+    assert len(rows["files"]) == 5 + 2
+    assert rows["files"] == rows["packed"] == rows["others packed"]
+    with pytest.raises(DataError, match="things cannot be out of distribution for itself"):
+        evaluate(four_blocks(), [files], ["clip"], tmp_path / "self", EvalSettings(views=2), ood=[files])
+
+
+def unfiled(dataset: Dataset) -> Dataset:
+    """The same images, which only a reader knows how to find."""
+    folder = dataset.root
+    return replace(dataset, root=folder / "packed", reader=lambda image: (folder / image).read_bytes())
+
+
 def test_a_store_of_the_version_before_gets_the_new_columns(tmp_path: Path) -> None:
     dataset = make_dataset(tmp_path / "images", 6)
     evaluate(four_blocks(), [dataset], ["clip"], tmp_path / "run", EvalSettings(views=2))
     before = content(tmp_path / "run").rows
-    with Store(tmp_path / "run") as store:
-        db = store._db
-        for column in ("position", "entropy", "energy"):
-            db.execute(f"ALTER TABLE results DROP COLUMN {column}")
-        db.execute(
-            "CREATE TABLE old ("
-            + db.execute("SELECT sql FROM sqlite_master WHERE name = 'results'")
-            .fetchone()[0]
-            .partition("(")[2]
-            .replace(", order_seed INTEGER", "")
-            .replace("order_seed, ", "")
-        )
-        names = [row[1] for row in db.execute("PRAGMA table_info(old)")]
-        db.execute(f"INSERT INTO old SELECT {', '.join(names)} FROM results")
-        db.execute("DROP TABLE results")
-        db.execute("ALTER TABLE old RENAME TO results")
-        db.execute("PRAGMA user_version = 2")
-        db.commit()
+    downgrade(tmp_path / "run")
     assert content(tmp_path / "run").rows == [replace(row, entropy=None, energy=None) for row in before]
 
 
@@ -129,3 +139,42 @@ def test_an_attack_stays_within_epsilon_and_works(tmp_path: Path) -> None:
     assert (moved.int() - pixels.int()).abs().max() == 4
     before, after = ((model.encode_images(p) @ text.T).softmax(dim=-1)[0, 2] for p in (pixels, moved))
     assert after < before
+
+
+def test_an_attack_leaves_out_images_that_cannot_be_read(tmp_path: Path) -> None:
+    dataset, model, lines = make_dataset(tmp_path / "images", 6), disturbed(TINY_VIT), list[str]()
+    dataset[0].path.write_bytes(b"no image")
+    done = attack(model, dataset, tmp_path / "attacked", AttackSettings(steps=1), log=lines.append)
+    assert done.images == 5
+    (failed,) = done.failed
+    assert failed.startswith("0/image-0.png: not an image, or in an unsupported format")
+    assert lines == [f"things: {failed}"]
+    assert load_dataset(tmp_path / "attacked").labels == (1, 2, 3, 4, 0)
+    dataset[1].path.unlink()
+    with pytest.raises(DataError, match="no image of red fox in things could be read; restore one and rerun"):
+        attack(model, dataset, tmp_path / "attacked", AttackSettings(steps=1))
+    for item in dataset:
+        item.path.unlink(missing_ok=True)
+    with pytest.raises(DataError, match="no image of things could be read"):
+        attack(model, dataset, tmp_path / "gone", AttackSettings(steps=1))
+
+
+def test_packed_images_are_attacked_as_those_in_files(tmp_path: Path) -> None:
+    files, model, settings = make_dataset(tmp_path / "images", 2), disturbed(TINY_VIT), AttackSettings(steps=1)
+    done = [attack(model, dataset, tmp_path / f"out{n}", settings) for n, dataset in enumerate((files, unfiled(files)))]
+    assert done[0] == done[1]
+    assert done[0].images == 2
+    written = [sorted(path.read_bytes() for path in (tmp_path / f"out{n}" / "images").iterdir()) for n in range(2)]
+    assert written[0] == written[1]
+
+
+def test_what_cannot_be_attacked_is_refused(tmp_path: Path) -> None:
+    dataset, model = make_dataset(tmp_path / "images"), disturbed(TINY_VIT)
+    with pytest.raises(DataError, match="the images of things have no labels to attack"):
+        attack(model, replace(dataset, labels=None), tmp_path / "out")
+    with pytest.raises(ValueError, match=r"so few images leave some classes without any \(3\): raise --limit"):
+        attack(model, dataset, tmp_path / "out", limit=2)
+    prepare(model, "bf16")
+    with pytest.raises(ValueError, match="use a model of usetta in fp32"):
+        attack(model, dataset, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -12,6 +12,7 @@ from torch import Tensor
 from models.tiny import TINY_VIT, disturbed
 from usetta import methods
 from usetta.methods.losses import LOSSES
+from usetta.methods.named import published_settings
 from usetta.methods.readout import READOUTS
 from usetta.methods.recipe import Recipe, Result, run
 from usetta.methods.select import SELECTIONS, tuned_views
@@ -191,6 +192,30 @@ def test_published_settings() -> None:
     assert [name for name in methods.names() if methods.get(name).needs_prompts] == [
         "tpt", "tpt-rce", "c-tpt", "o-tpt", "r-tpt", "rlcf", "rce", "use",
     ]  # fmt: skip
+
+
+def test_values_that_were_published_for_a_dataset() -> None:
+    published = methods.get("boostadapter:values=published", dataset="imagenet-a")
+    assert published.name == "boostadapter:values=published"
+    assert {name: published.options[name] for name in ("alpha", "sharpness", "boosted")} == {
+        "alpha": 2, "sharpness": 5, "boosted": 3,
+    }  # fmt: skip
+    assert methods.get("tda:values=published:alpha=9", dataset="eurosat").options["alpha"] == 9
+    assert methods.get("tda:values=published", dataset="eurosat").options["sharpness"] == 8
+    assert published_settings("dpe", "cars") == {
+        "alpha": 3, "sharpness": 7, "learning_rate": 1e-4, "align": 1.5,
+    }  # fmt: skip
+    assert published_settings("dota", "food101") == {"weight": 0.1, "rate": 0.01, "ridge": 4e-5}
+    assert published_settings("dota", "pets")["ridge"] == 1e-4
+    mixes = {dataset: published_settings("onzeta", dataset) for dataset in ("imagenet-r", "caltech101", "dtd")}
+    assert [tuple(settings.values()) for settings in mixes.values()] == [(0.8, 1.0), (0.4, 0.0), (0.4, 1.0)]
+    assert published_settings("use", "pets") == {}, "it has none, and is asked all the same"
+    with pytest.raises(ValueError, match="values=published are known for imagenet, .*, not for images of your own"):
+        methods.get("tda:values=published")
+    with pytest.raises(ValueError, match="not for 'zoo'"):
+        methods.get("tda:values=published", dataset="zoo")
+    with pytest.raises(ValueError, match="values can be 'published', not 'best'"):
+        methods.get("tda:values=best", dataset="pets")
 
 
 def test_a_recipe_of_one_s_own_joins_the_others(temporarily: Temporarily, images: list[Tensor]) -> None:

@@ -76,8 +76,10 @@ class TextTransformer(nn.Module):
         self.register_buffer("attn_mask", mask, persistent=False)
 
     def forward(self, text: Tensor) -> Tensor:
-        x = self.token_embedding(text) + self.positional_embedding[: text.shape[1]]
-        x = self.ln_final(self.transformer(x, attn_mask=self.attn_mask))
+        length = text.shape[1]
+        x = self.token_embedding(text) + self.positional_embedding[:length]
+        mask = None if self.attn_mask is None else self.attn_mask[:length, :length]
+        x = self.ln_final(self.transformer(x, attn_mask=mask))
         if self.pool_type == "last":
             return self.text_projection(x[:, -1])
         return x[torch.arange(len(x)), text.argmax(-1)] @ self.text_projection
@@ -120,7 +122,8 @@ class CLIP(nn.Module):
 class SimpleTokenizer:
     """CLIP's; a text that is too long is cut off."""
 
-    context_length = 77
+    def __init__(self, context_length: int = 77) -> None:
+        self.context_length = context_length
 
     def __call__(self, texts: str | Sequence[str], context_length: int | None = None) -> Tensor:
         length, own = context_length or self.context_length, default_tokenizer()

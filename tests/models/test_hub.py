@@ -180,6 +180,28 @@ def test_a_named_model_has_a_fixed_revision(
         load_model(str(tmp_path / "published"), revision="v2")
 
 
+def test_a_pull_fetches_again_what_is_damaged(
+    stocked: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("USETTA_CACHE", str(tmp_path / "cache"))  # with the models of this test alone
+    monkeypatch.setitem(ARCHITECTURES, "Tiny", TINY_VIT)
+    register_model("Tiny", registry.published_clip("Tiny", REPO, "for tests"))
+    request.addfinalizer(lambda: registry.unregister_model("Tiny"))
+    lines: list[str] = []
+    assert registry.pull_model("tiny", lines.append) == "the hub's cache"
+    assert lines == ["downloading Tiny"]
+    (weights,) = (path for path in (tmp_path / "hub").glob("**/blobs/*") if path.stat().st_size > 10_000)
+    intact = weights.read_bytes()
+    weights.write_bytes(intact[:-1] + b"?")
+    registry.pull_model("tiny", lines.append)
+    assert "is corrupt" in lines[2]
+    assert weights.read_bytes() == intact
+    weights.write_bytes(intact[:-1] + b"?")
+    assert list(registry.repair_models(lines.append)) == ["Tiny"]
+    assert weights.read_bytes() == intact
+
+
 def test_files_that_openai_s_package_has_downloaded(
     server: Hub, tiny_vit: CLIP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

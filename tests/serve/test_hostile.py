@@ -15,7 +15,7 @@ import httpx
 import pytest
 import torch
 
-from serve.conftest import CLASSES, Running, eventually, in_base64, png, running
+from serve.conftest import CLASSES, Running, Waiting, Wire, eventually, in_base64, png, running
 from serve.test_service import asking, limited
 from usetta.methods import get
 from usetta.methods.tune.shift import ShiftTuner
@@ -113,6 +113,22 @@ def test_connections_that_send_half_a_head_keep_nobody_out(tiny_model: CLIP) -> 
         assert server.ask(views=2).status_code == 200
         assert sum(map(is_closed, wires)) >= 40  # the oldest made way for the newer
         eventually(lambda: all(map(is_closed, wires)), 5)  # and these took too long
+
+
+def test_when_all_connections_are_at_work_one_more_is_refused(waiting: Waiting) -> None:
+    with running(limited(connections=2, connections_per_address=9), waiting) as server, ExitStack() as stack:
+        held = [stack.enter_context(server.raw(asking()).socket) for _ in range(2)]
+        eventually(lambda: server.service.in_flight == 2)
+        third = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=30))
+        refused = b"".join(iter(lambda: third.recv(1000), b""))
+        assert refused.startswith(b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 5\r\n")
+        assert not any(map(is_closed, held))
+        waiting.may.set()
+        for wire in held:
+            wire.settimeout(30)
+            assert Wire(wire).answer()[0] == 200
+        # They wait for another request now, and the first makes way.
+        assert httpx.get(f"{server.url}/healthz").status_code == 200
 
 
 def is_closed(wire: socket.socket) -> bool:

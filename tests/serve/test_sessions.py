@@ -1,8 +1,10 @@
 """Methods for streams on a server: a session is a stream, whoever else asks, and what it keeps has bounds."""
 
+import asyncio
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -12,6 +14,7 @@ from serve.conftest import CLASSES, Running, Waiting, eventually, in_base64, png
 from serve.test_refusals import assert_refused
 from usetta import Classifier
 from usetta.models.clip import CLIP
+from usetta.serve.sessions import SessionCache, SessionKey
 from usetta.serve.settings import Limits, Settings
 
 IMAGES = [png(seed) for seed in (0, 1, 2, 1, 3, 4)]
@@ -228,3 +231,38 @@ def test_settings_of_sessions_are_checked() -> None:
     for name in ("session_bytes", "session_seconds"):
         with pytest.raises(ValueError, match=name):
             replace(Settings(), **{name: 0})
+
+
+def test_who_gives_up_while_waiting_leaves_the_session_to_expire() -> None:
+    numbers: list[int] = []
+
+    async def use() -> None:
+        sessions = SessionCache(4, 1000, 0.01, numbers.append)
+        nothing: Any = None
+        key = SessionKey("a", "", nothing, nothing)
+        made: list[Any] = []
+
+        async def wait() -> None:
+            async with sessions.turn(key, 1, make):
+                raise AssertionError("it was not its turn")
+
+        def make() -> Any:
+            made.append(SimpleNamespace())
+            return made[-1]
+
+        async with sessions.turn(key, 1, make) as turn:
+            impatient = asyncio.create_task(wait())
+            await asyncio.sleep(0.02)
+            impatient.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await impatient
+            await asyncio.sleep(0.05)
+            assert len(sessions) == 1, "one still uses it"
+        assert made == [turn.memory]
+        for _ in range(1000):
+            if not len(sessions):
+                break
+            await asyncio.sleep(0.01)
+        assert numbers == [1, 0]
+
+    asyncio.run(use())

@@ -177,7 +177,9 @@ def _labels(
         if None not in mapped.values() and len(set(mapped.values())) == len(mapped):
             return {label: ours for label, ours in mapped.items() if ours is not None}
         if not same_labels:
-            strange = next((theirs[label] for label, ours in mapped.items() if ours is None), "one name twice")
+            strange = next((theirs[label] for label, ours in mapped.items() if ours is None), None)
+            if strange is None:
+                raise DataError("two of its classes are one class of the list", _HINT)
             raise DataError(f"its class {strange!r} is not in the list", _HINT)
     elif not same_labels and any(row.label is not None for row in packed.rows):
         raise DataError("it does not say which class a label stands for", "the files cannot be used by themselves")

@@ -32,9 +32,9 @@ class HfReader:
 
     def __call__(self, image_id: str) -> str | bytes:
         """The bytes of an image, or the path of its file."""
-        cell = self.rows[self.numbers[image_id]][self.column]
-        content: str | bytes | None = cell["bytes"] or cell["path"]
-        if content is None:
+        cell = self.rows[self.numbers[image_id]][self.column] or {}  # a row may have no image at all
+        content: str | bytes | None = cell.get("bytes") or cell.get("path")
+        if not content:
             raise ImageError(image_id, "the dataset holds neither its bytes nor its path")
         return content
 

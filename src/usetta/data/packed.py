@@ -13,6 +13,7 @@ import tarfile
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -104,13 +105,13 @@ def _scan_tar(number: int, file: Path) -> Iterator[PackedRow]:
                 if len(images) > 1:
                     raise DataError(f"{file}: the sample {key.strip('/')} has {len(images)} images", "expected one")
                 for image in images:
-                    label = _tar_label(tar, members)
+                    label = _tar_label(file, tar, members)
                     yield PackedRow(number, (image.offset_data, image.size), image.name, label)
     except tarfile.TarError as error:
         raise DataError(f"{file} cannot be read in place: {error}", "expected a tar without compression") from error
 
 
-def _tar_label(tar: tarfile.TarFile, members: Sequence[tarfile.TarInfo]) -> int | str | None:
+def _tar_label(file: Path, tar: tarfile.TarFile, members: Sequence[tarfile.TarInfo]) -> int | str | None:
     for member in members:
         kind = member.name.rpartition("/")[2].partition(".")[2].lower()
         content = tar.extractfile(member) if kind in (*_LABEL_FILES, "json") and member.size < 2**20 else None
@@ -118,10 +119,14 @@ def _tar_label(tar: tarfile.TarFile, members: Sequence[tarfile.TarInfo]) -> int 
             continue
         text = content.read().decode("utf-8", "replace").strip()
         if kind == "json":
-            facts = json.loads(text)
-            found = next((facts[name] for name in LABEL_COLUMNS if name in facts), None)
-            if found is not None:
-                return found if isinstance(found, int) else str(found)
+            try:
+                facts = json.loads(text)
+            except ValueError as error:
+                raise DataError(f"{file}: {member.name} is not JSON", "download it again") from error
+            known = [name for name in LABEL_COLUMNS if isinstance(facts, dict) and facts.get(name) is not None]
+            if known:
+                label = facts[known[0]]
+                return label if isinstance(label, int) else str(label)
         else:
             return int(text) if text.isdecimal() else text
     return None
@@ -129,7 +134,8 @@ def _tar_label(tar: tarfile.TarFile, members: Sequence[tarfile.TarInfo]) -> int 
 
 def _scan_table(number: int, file: Path) -> Iterator[PackedRow]:
     """Rows of a table as `datasets` writes it: an image is a struct of bytes and path, or plain bytes."""
-    table = _open_table(file)
+    with _readable(file):
+        table = arrow("pyarrow.parquet").ParquetFile(file)
     schema = table.schema_arrow
     column = image_column(schema, file)
     label = next((name for name in LABEL_COLUMNS if name in schema.names), None)
@@ -138,7 +144,8 @@ def _scan_table(number: int, file: Path) -> Iterator[PackedRow]:
     columns = [*([f"{column}.path"] if has_path else []), *(part for part in (label, name) if part)]
     for group in range(table.num_row_groups):
         size = table.metadata.row_group(group).num_rows
-        values = table.read_row_group(group, columns=columns).to_pydict() if columns else {}
+        with _readable(file):
+            values = table.read_row_group(group, columns=columns).to_pydict() if columns else {}
         labels = values.get(label) or [None] * size
         paths = [(image or {}).get("path") for image in values[column]] if has_path else [None] * size
         written = values.get(name) or [None] * size
@@ -164,16 +171,21 @@ def image_column(schema: Any, file: Path) -> str:
 
 def _class_names(file: Path) -> tuple[str, ...]:
     """The names of the labels, which `datasets` keeps in the metadata of a table."""
-    metadata = (_open_table(file).schema_arrow.metadata or {}).get(b"huggingface")
+    with _readable(file):
+        metadata = (arrow("pyarrow.parquet").read_schema(file).metadata or {}).get(b"huggingface")
     features = json.loads(metadata).get("info", {}).get("features", {}) if metadata else {}
     kinds = (features.get(column) or {} for column in LABEL_COLUMNS)
     return next((tuple(kind["names"]) for kind in kinds if isinstance(kind.get("names"), list)), ())
 
 
-def _open_table(file: Path) -> Any:
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    """Arrow's errors about a damaged table are a `DataError`; those of the disk stay what they are."""
     try:
-        return arrow("pyarrow.parquet").ParquetFile(file)
-    except arrow("pyarrow").ArrowException as error:
+        yield
+    except (arrow("pyarrow").ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise
         raise DataError(f"{file} is damaged or not a Parquet file", "download it again") from error
 
 
@@ -270,7 +282,10 @@ class PackedReader:
             with self._lock:
                 return self._read_cell(file, image)
         except OSError as error:
-            raise ImageError(f"{file}: {image_id}", f"cannot be read ({error.strerror or error})") from error
+            reason = os.strerror(error.errno) if error.errno else str(error)  # Arrow's own text repeats the path
+            raise ImageError(f"{file}: {image_id}", f"cannot be read ({reason})") from error
+        except DataError as error:
+            raise ImageError(f"{file}: {image_id}", f"cannot be read ({error.problem})") from error
 
     def _read_cell(self, file: Path, image: IndexedImage) -> str | bytes:
         group, row = image.place
@@ -278,9 +293,10 @@ class PackedReader:
         if key not in self._groups:
             while len(self._groups) >= _GROUPS_KEPT:
                 self._groups.popitem(last=False)
-            table = arrow("pyarrow.parquet").ParquetFile(file)
-            column = image_column(table.schema_arrow, file)
-            self._groups[key] = table.read_row_group(group, columns=[column]).column(0)
+            with _readable(file):
+                table = arrow("pyarrow.parquet").ParquetFile(file)
+                column = image_column(table.schema_arrow, file)
+                self._groups[key] = table.read_row_group(group, columns=[column]).column(0)
         self._groups.move_to_end(key)
         value = self._groups[key][row].as_py()
         content, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)

@@ -99,8 +99,8 @@ def connected(address: str) -> Iterator[Any]:
     try:
         ray.init(address, **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        if isinstance(error.__cause__, ray.exceptions.AuthenticationError):
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if isinstance(error.__cause__, getattr(ray.exceptions, "AuthenticationError", ())):  # unknown to older versions
             reason += "; it requires a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH if it is not in ~/.ray"
         raise EngineError(f"cannot connect to a Ray cluster at {address!r}: {reason}") from error
     try:
@@ -346,7 +346,7 @@ def _original_error(error: Any) -> Exception:
     cause = error.cause
     if isinstance(cause, Exception) and not type(cause).__module__.startswith("ray."):
         return cause
-    reason = str(cause or error).strip().splitlines()[0]
+    reason = (str(cause or error).strip() or type(cause or error).__name__).splitlines()[0]
     return EngineError(f"a worker cannot read its work ({reason}); do all machines have the same versions?")
 
 

@@ -86,8 +86,10 @@ def attack(
     with bar(len(numbers), "Attacking", progress) as tick:
         for i in numbers:
             label, path = dataset.labels[i], out / _IMAGES / f"{i:06}.png"
+            source = dataset.source(dataset.ids[i])
             try:
-                clean = make_views(open_image(dataset[i].path, for_benchmark=True), dataset.ids[i], views)
+                image = open_image(source() if callable(source) else source, for_benchmark=True)
+                clean = make_views(image, dataset.ids[i], views)
                 if path.is_file():
                     moved = make_views(open_image(path), dataset.ids[i], views)
                 else:
@@ -105,6 +107,11 @@ def attack(
             tick(1, "")
     if not items:
         raise DataError(f"no image of {dataset.name} could be read")
+    if empty := sorted(set(dataset.labels) - {label for _, label, *_ in items}):  # a list has to name every class
+        first = dataset.classes[empty[0]]
+        raise DataError(
+            f"no image of {first} in {dataset.name} could be read", "restore one and rerun the same command"
+        )
     about = asdict(settings) | {"model": model.name, "dataset": dataset.name}
     write_atomically(out / "manifest.json", json.dumps({"items": items, "attack": about}, indent=1).encode())
     before, after = (100 * hits / len(items) for hits in right)

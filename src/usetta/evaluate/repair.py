@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from usetta.evaluate.store import COLUMNS, FILE, Store, StoreError
+from usetta.evaluate.store import COLUMNS, FILE, NO_ORDER, Store, StoreError
 from usetta.evaluate.writing import only_writer
 
 _TABLES = ("facts", "results", "shown", "failed", "contents")
@@ -51,8 +51,12 @@ def repair(folder: Path) -> Repaired:
         columns, rows = tables["results"]
         right = [row for row in rows if _is_answer(dict(zip(columns, row, strict=True)))]
         tables["results"] = columns, right
+        if "order_seed" not in columns:  # a version that had no streams wrote it
+            tables["results"] = [*columns, "order_seed"], [(*row, NO_ORDER) for row in right]
         with closing(sqlite3.connect(Path(part) / FILE)) as new, new:
             for table, (names, values) in tables.items():
+                if not values:  # the columns of a table that is lost are not known either
+                    continue
                 places = ", ".join("?" * len(names))
                 new.executemany(f"INSERT OR IGNORE INTO {table} ({', '.join(names)}) VALUES ({places})", values)  # noqa: S608
         old = next(place for n in range(1, 1000) if not (place := folder / f"damaged-{n}.sqlite").exists())

@@ -119,6 +119,8 @@ def evaluate(
         raise ValueError(f"no {'seeds' if methods else 'methods'} given")
     if threads < 1 or any(number is not None and number < 1 for number in (batch_size, limit)):
         raise ValueError("batch_size, threads and limit must be at least 1")
+    if engine is not None and (load is None or (reward_model is not None and load_reward_model is None)):
+        raise ValueError("workers of an engine load their models themselves: pass load and load_reward_model")
     started = time.perf_counter()
     context = load_context(settings.context, model) if settings.context else None
     jobs = {dataset.name: _job(dataset, methods, model, settings, context) for dataset in _by_name(datasets)}
@@ -162,6 +164,7 @@ def evaluate(
             pipeline = Pipeline(model, reward_model=reward_model, cache=features, threads=threads)
             engine, make_worker = LocalEngine(), lambda: EvalWorker(pipeline, jobs, batch_size)
         else:
+            assert load is not None  # which was checked above
             make_worker = _worker_factory(
                 jobs, model, reward_model, load, load_reward_model, cache, settings, batch_size, threads
             )
@@ -226,7 +229,9 @@ def _ood_jobs(jobs: Iterable[DatasetJob], ood: Iterable[Dataset]) -> dict[str, D
             if other.fingerprint == job.dataset.fingerprint:
                 raise DataError(f"{other.name} cannot be out of distribution for itself")
             name, title = f"{job.dataset.name} ood {other.name}", f"{other.title}, not {job.dataset.title}"
-            dataset = replace(job.dataset, name=name, title=title, ids=other.ids, labels=None, root=other.root)
+            # Those images as they are, with the family and the classes of this dataset.
+            dataset = replace(other, name=name, title=title, labels=None)
+            dataset = replace(dataset, family=job.dataset.family, classes=job.dataset.classes)
             made[name] = replace(job, dataset=dataset, ood_of=job.dataset.name)
     return made
 
@@ -254,15 +259,13 @@ def _worker_factory(
     jobs: Mapping[str, DatasetJob],
     model: Model,
     reward_model: Model | None,
-    load: Callable[[], Model] | None,
+    load: Callable[[], Model],
     load_reward_model: Callable[[], Model] | None,
     cache: Path | None,
     settings: EvalSettings,
     batch_size: int | None,
     threads: int,
 ) -> _EvalWorkerFactory:
-    if load is None or (reward_model is not None and load_reward_model is None):
-        raise ValueError("workers of an engine load their models themselves: pass load and load_reward_model")
     reward = None
     if reward_model is not None and load_reward_model:
         reward = VerifiedLoader(load_reward_model, reward_model.fingerprint)

@@ -185,7 +185,7 @@ def streams(store: Store, run: RunMetrics) -> dict[str, tuple[Illustration, Illu
                 trust_figures.over_the_stream(right, window),
                 f"Curves: accuracy of each method over the stream of {title}, the mean over its orders.",
             )
-            several = {method: values for method, values in by_order.items() if len(values) > 1}
+            several = {method: by_order[method] for method in right if len(by_order[method]) > 1}
             sensitivity = None
             if several:
                 alt = f"Points: accuracy of each method on {title} in each order of the stream."
