@@ -18,7 +18,7 @@ from usetta.models.clip import CLIP
 
 def about(model: CLIP, classes: list[str], features: torch.Tensor | None = None) -> list[str]:
     """Warnings about names whose features are at right angles, or as given."""
-    return list(class_warnings(classes, model.text, torch.eye(len(classes)) if features is None else features))
+    return list(class_warnings(classes, model, torch.eye(len(classes)) if features is None else features))
 
 
 def test_foreign_names_are_found_and_no_others(tiny_model: CLIP) -> None:
@@ -52,6 +52,26 @@ def test_of_very_many_names_the_spelling_is_compared(tiny_model: CLIP) -> None:
     assert about(tiny_model, names, torch.ones(len(names), 1)) == [
         "1 pair of class names that the model hardly distinguishes: 'Red fox' and 'red_fox'"
     ]
+
+
+def test_names_that_a_tower_does_not_know(tiny_model: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
+    class OnlyHen:
+        def unfamiliar(self, names: list[str], _features: torch.Tensor) -> list[str]:
+            return [name for name in names if name != "hen"]
+
+    monkeypatch.setattr(tiny_model.text, "familiarity", OnlyHen())
+    tail = "for such names use CLIP's weights"
+    assert about(tiny_model, ["hen", "hen house"]) == [f"the {tiny_model.name} model may not know: hen house; {tail}"]
+    assert about(tiny_model, ["hen", "猫", *"abcd"])[1:] == [  # a foreign name gets one warning
+        f"the {tiny_model.name} model may not know: a, b, c and 1 more; {tail}"
+    ]
+    classifier = Classifier(["hen", "zorkmid"], tiny_model, "clip")
+    with pytest.warns(AnswerWarning, match="may not know: zorkmid"):
+        prediction = classifier(make_image())
+    assert any("zorkmid" in text for text in prediction.warnings)
+    with warnings.catch_warnings():  # said once
+        warnings.filterwarnings("error", message=".*zorkmid.*")
+        classifier(make_image())
 
 
 def test_chance_is_a_fifth_more_than_one_of_so_many(tiny_model: CLIP) -> None:

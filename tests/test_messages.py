@@ -12,9 +12,11 @@ import re
 import shlex
 import tarfile
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from conftest import make_image
@@ -23,6 +25,7 @@ from usetta import AnswerWarning
 from usetta import images as image_files
 from usetta.cli import app
 from usetta.evaluate.store import Store
+from usetta.models.clip import TextTransformer
 
 GOLDEN = Path(__file__).with_name("messages.txt")
 CLASSIFY = "classify cat.png -c 'tabby cat,red fox' --model tiny --views 4"
@@ -54,6 +57,7 @@ classify cat.png
 {CLASSIFY} --classes 'tabby cat'
 {CLASSIFY} --classes 'hen,hen,tabby cat'
 {CLASSIFY} --classes '猫,犬'
+{CLASSIFY} --classes 'tabby cat,zorkmid,grue'
 {CLASSIFY} --classes @nowhere.txt
 {CLASSIFY} --classes @cat.png
 {CLASSIFY} --model nowhere.safetensors
@@ -161,6 +165,7 @@ def folder(tmp_path: Path, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatc
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("usetta.data.download.urllib.request.OpenerDirector.open", _offline)
     monkeypatch.setattr(image_files, "_can_open", lambda name: False)
+    monkeypatch.setattr(TextTransformer, "familiarity", _Familiarity())
     Path("tiny").symlink_to(tiny_checkpoint)
     for name in ("photos", "unreadable", "empty", "zoo/cat", "zoo/red fox", "parts/train", "parts/test", "unlabelled"):
         Path(name).mkdir(parents=True)
@@ -190,6 +195,11 @@ def folder(tmp_path: Path, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatc
     Store(Path("started"))
     Store(Path("shards/shards/0-of-2"))
     return tmp_path
+
+
+class _Familiarity:
+    def unfamiliar(self, names: Sequence[str], _features: torch.Tensor) -> list[str]:
+        return [name for name in names if name in ("zorkmid", "grue")]
 
 
 def _offline(*_: object, **__: object) -> None:

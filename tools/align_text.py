@@ -13,13 +13,15 @@ byte-pair tokens, feature at the end-of-text token) is trained to speak ViT-B/16
   for the end of a word; training moves the tokens that occur by a difference that decays towards zero, so that the
   words it never sees stay comparable with those it does.
 * Speed. All texts of a step share one template. The tower is causal, so the template's prefix is run once, and only
-  the tokens behind it are run per name, packed without padding; the last block runs for the end token only.
+  the tokens behind it are run per name, packed without padding; the last block runs for the end token only. Blocks
+  run in bfloat16, the last projection and the losses in float32.
 * Prompt tuning. Its learning rates (5e-3 a step) assume embeddings of CLIP's size, some 0.02; this tower grows them to
   0.6. Layer norm does not see the size of the residual stream, so the files have all of it divided by `STREAM`.
 
 A share of every class's images (and one ImageNet image a class) never trains: it measures accuracy and fits
 `logit_scale`. `--hold-out` leaves whole sets and a tenth of the names out as well, which measures generalisation.
-All printed numbers are those of the quantised files, read back. Nothing in the material is copied to the output.
+All printed numbers are those of the quantised files, read back. Nothing in the material is copied to the output but the
+hashes of names and the mean text, by which the model notices names it may not know (`text_familiarity.py`).
 """
 
 import argparse
@@ -38,7 +40,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from text_familiarity import familiarity_error, make_familiarity
 from usetta.models.clip import quick_gelu
+from usetta.models.embedded.familiarity import Familiarity
 from usetta.models.tokenizer import CLIPTokenizer, vocabulary
 
 WIDTH, LAYERS, HEADS, CONTEXT, EMBED_DIM, RANK, VOCABULARY = 320, 5, 5, 32, 512, 96, 49408
@@ -217,7 +221,7 @@ class Tower(nn.Module):
         ids = torch.tensor(prefix + [token for suffix in suffixes for token in suffix])
         positions = torch.cat([torch.arange(P), P + cells % L])
         ends = P + lengths.cumsum(0) - 1
-        causal = torch.ones(L, P + L, dtype=torch.bool).tril(P)
+        causal, causal_prefix = (torch.ones(a, b, dtype=torch.bool).tril(b - a) for a, b in ((L, P + L), (P, P)))
         last_mask = torch.cat([torch.ones(n, P, dtype=torch.bool), real], 1)[:, None, None]
 
         def spread(rows: Tensor) -> Tensor:
@@ -237,16 +241,22 @@ class Tower(nn.Module):
             last = block is self.transformer.resblocks[-1]
             q = F.linear(y[ends] if last else y, attention.in_proj_weight[:WIDTH], attention.in_proj_bias[:WIDTH])
             if last:
-                mixed = F.scaled_dot_product_attention(q.view(n, HEADS, 1, -1), keys, values, attn_mask=last_mask)
-                x, mixed = x[ends], mixed.reshape(n, WIDTH)
+                x, mixed = x[ends], _attend(q.view(n, HEADS, 1, -1), keys, values, last_mask).reshape(n, WIDTH)
             else:
-                first = F.scaled_dot_product_attention(heads(q[:P]), heads(k[:P]), heads(v[:P]), is_causal=True)
-                rest = F.scaled_dot_product_attention(spread(q[P:]), keys, values, attn_mask=causal)
+                first = _attend(heads(q[:P]), heads(k[:P]), heads(v[:P]), causal_prefix)
+                rest = _attend(spread(q[P:]), keys, values, causal)
                 rest = rest.transpose(1, 2).reshape(n * L, WIDTH)[cells]
                 mixed = torch.cat([first.transpose(1, 2).reshape(P, WIDTH), rest])
             x = x + attention.out_proj(mixed)
             x = x + block.mlp.c_proj(quick_gelu(block.mlp.c_fc(block.ln_2(x))))
-        return F.normalize(self.ln_final(x) @ self.text_projection, dim=1)
+        with torch.autocast("cpu", enabled=False):  # 100 cosines in bfloat16 would be wrong by 0.1
+            return F.normalize(self.ln_final(x.float()) @ self.text_projection, dim=1)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Plain attention: the backward pass of PyTorch's fused one takes eight times as long in bfloat16 here."""
+    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    return F.softmax(scores.masked_fill(~mask, -1e4), -1) @ v
 
 
 def _block() -> nn.Module:
@@ -352,7 +362,8 @@ def train(material: Material, split: Split, prompts: Prompts, codes: Tensor, ste
         things = NAMES_A_STEP * 2 // 5
         names = rng.sample(split.bank, things) + rng.sample(split.words, NAMES_A_STEP - things)
         classes = [images.names[i] for i in labels]
-        features = tower(prompts.prefix(template), [prompts.suffix(template, name) for name in names + classes])
+        with torch.autocast("cpu", torch.bfloat16):
+            features = tower(prompts.prefix(template), [prompts.suffix(template, name) for name in names + classes])
         words, class_texts = features.split([len(names), len(classes)])
 
         target = torch.stack([material.targets[name] for name in names])
@@ -506,6 +517,40 @@ def report(tower: Tower, material: Material, split: Split, prompts: Prompts) -> 
     return float(scale), table
 
 
+def strange_words(material: Material, merges: Path) -> list[str]:
+    """A tenth of CLIP's tokens that are whole words, of those that never train."""
+    strings, ends = token_strings(merges)
+    names = set(material.targets) | {name for images in material.sets.values() for name in images.names}
+    words = {text for text, end in zip(strings, ends, strict=True) if end and re.fullmatch("[a-z]{3,}", text)}
+    return sorted(words - names)[::10]
+
+
+def report_familiarity(
+    familiarity: Familiarity, tower: Tower, material: Material, split: Split, prompts: Prompts, table: Table
+) -> None:
+    """How well familiarity finds names that were held out and that the tower does not know.
+
+    A name is known if of all held-out texts its own is the nearest; a class, if most of its images are recognised.
+    """
+    features = prompts.features(tower, split.held_names)
+    target = torch.stack([material.targets[name] for name in split.held_names])
+    known = (features @ target.T).argmax(1) == torch.arange(len(target))
+    table["familiarity_names"] = familiarity_error(familiarity.distances(features), known, familiarity.least)
+    distances, recalls = [], []
+    for key in sorted(material.sets.keys() - split.labels.keys()):
+        images = material.sets[key]
+        texts = prompts.features(tower, images.names)
+        answers = images.logits(texts, torch.arange(len(images.labels))).argmax(1)
+        for label in sorted(set(images.labels.tolist())):
+            distances.append(familiarity.distances(texts[label]))
+            recalls.append((answers[images.labels == label] == label).float().mean())
+    table["familiarity_classes"] = familiarity_error(
+        torch.stack(distances), torch.stack(recalls) > 0.5, familiarity.least
+    )
+    for key in ("familiarity_names", "familiarity_classes"):
+        print(key, {name: round(value, 3) for name, value in table[key].items()})
+
+
 def write_config(options: argparse.Namespace, paths: list[Path], scale: float, table: Table) -> None:
     """Write `config.json`: what the loader needs, how the run was made, and its checks."""
     config = {
@@ -552,6 +597,15 @@ def main() -> None:
     tower = train(material, split, prompts, codes, options.steps, rng)
     paths = write_parts(shrink_stream(quantise(tower)), options.out)
     scale, table = report(read_back(paths), material, split, prompts)
+    classes_that_train = [material.sets[key].names[i] for key, labels in split.labels.items() for i in labels]
+    names = split.bank + split.words
+    mean = torch.stack([material.targets[name] for name in names]).mean(0)
+    final = read_back(paths)
+    trained = [*names, *classes_that_train]
+    strange = prompts.features(final, strange_words(material, options.merges))
+    familiarity = make_familiarity(trained, strange, mean, options.out)
+    if split.held_names:
+        report_familiarity(familiarity, final, material, split, prompts, table)
     write_config(options, paths, scale, table)
     print(f"{sum(path.stat().st_size for path in paths) / 1e6:.1f} MB in {[path.name for path in paths]}")
 

@@ -1,4 +1,4 @@
-"""When an answer should not be trusted: class names that the model cannot read or distinguish, one class, mere chance.
+"""When an answer should not be trusted: names that the model cannot read, know or distinguish, one class, mere chance.
 
 The limits were chosen on the class names of ImageNet, Caltech101, CIFAR-10, Cars, DTD, Flowers102 and Pets, where they
 find two pairs of equal names and nothing else, and on lists in nine scripts, all of which they find.
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from usetta.models.base import TextTower
+from usetta.models.base import Familiarity, Model, TextTower
 from usetta.models.clip import TextTransformer
 
 ALIKE = 0.995
@@ -28,9 +28,9 @@ class AnswerWarning(UserWarning):
     """The answers may not mean what they seem to."""
 
 
-def class_warnings(classes: Sequence[str], tower: TextTower, features: Tensor) -> tuple[str, ...]:
+def class_warnings(classes: Sequence[str], model: Model, features: Tensor) -> tuple[str, ...]:
     """What is doubtful about class names, given their text features (C, D) of unit length."""
-    warnings = []
+    tower, warnings = model.text, []
     if len(classes) == 1:
         warnings.append("there is only one class, so every image gets it with a probability of 100 %")
     foreign = _foreign_names(classes, tower)
@@ -38,6 +38,13 @@ def class_warnings(classes: Sequence[str], tower: TextTower, features: Tensor) -
         warnings.append(
             f"{_count(len(foreign), 'class name')} in letters that the model hardly knows: {_listed(foreign)}; "
             "English names work best"
+        )
+    familiarity: Familiarity | None = getattr(tower, "familiarity", None)
+    unfamiliar = familiarity.unfamiliar(classes, features) if familiarity else []
+    unfamiliar = [name for name in unfamiliar if name not in foreign]
+    if unfamiliar:
+        warnings.append(
+            f"the {model.name} model may not know: {_listed(unfamiliar)}; for such names use CLIP's weights"
         )
     alike, pairs = _alike_by_features(features) if len(classes) <= _MOST_COMPARED else _alike_by_spelling(classes)
     if alike:

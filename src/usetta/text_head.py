@@ -55,7 +55,7 @@ class TextHead:
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         """What is doubtful about the class names, see `answer_warnings`; it takes their text features."""
-        return class_warnings(self.classes, self.model.text, self.prompts.features())
+        return class_warnings(self.classes, self.model, self.prompts.features())
 
     @property
     def nbytes(self) -> int:

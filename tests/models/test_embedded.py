@@ -1,5 +1,6 @@
 """The embedded model: how it is fetched and put together, and how good it is on real images."""
 
+import hashlib
 import json
 import os
 import time
@@ -13,7 +14,8 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.torch import load_file
 
-from usetta import ModelError, load_model
+from conftest import make_image
+from usetta import AnswerWarning, Classifier, ModelError, load_model
 from usetta.files import seal_of
 from usetta.images import image_id, open_image
 from usetta.models import embedded
@@ -120,6 +122,33 @@ def test_several_pulls_at_once_fetch_once(fetches: list[str]) -> None:
 def test_what_ships_is_small() -> None:
     for part in embedded.read_text_config()["parts"]:
         assert (Path(embedded.__file__).parent / part).stat().st_size < 5_000_000
+
+
+def test_what_ships_is_what_the_notes_describe() -> None:
+    folder = Path(embedded.__file__).parent
+    notes = (folder.parents[3] / "docs" / "notes" / "embedded.md").read_text(encoding="utf-8")
+    for name in [*embedded.read_text_config()["parts"], "familiar.safetensors"]:
+        digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        assert f"{digest}  {name}\n" in notes
+    assert (folder / "familiar.safetensors").stat().st_size < 200_000
+
+
+def test_names_that_trained_the_tower_are_known() -> None:
+    familiarity = embedded.read_familiarity()
+    assert all(
+        familiarity.was_trained_on(["tabby cat", "Samoyed", "shiba_inu", "black-eyed susan", "people", "cannons"])
+    )
+    assert not any(familiarity.was_trained_on(["zorkmid", "a tabby cat", ""]))
+
+
+def test_names_it_may_not_know_are_found(model: CLIP) -> None:
+    assert model.text.familiarity is not None
+    names = ["tabby cat", "schist", "Samoyed", "very old tractor", "delamination"]
+    for template in ("a photo of a {}.", "{}", "art of the {}."):
+        features = ClassPrompts(model.text, names, template).features()
+        assert model.text.familiarity.unfamiliar(names, features) == ["schist", "delamination"]
+    with pytest.warns(AnswerWarning, match="^the embedded model may not know: schist; for such names use CLIP's"):
+        Classifier(["tabby cat", "schist"], model, "clip")(make_image())
 
 
 def test_the_text_tower_is_the_one_that_was_trained(model: CLIP) -> None:

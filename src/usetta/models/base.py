@@ -31,7 +31,10 @@ class UnknownModelError(ModelError, ValueError):
 
 @runtime_checkable
 class TextTower(Protocol):
-    """Turns token embeddings into text features, so that a learned context can take the place of words."""
+    """Turns token embeddings into text features, so that a learned context can take the place of words.
+
+    A tower may also have a `familiarity`, see there.
+    """
 
     width: int
     context_length: int
@@ -48,6 +51,14 @@ class TextTower(Protocol):
 
     def encode(self, embeddings: Tensor, ids: Tensor) -> Tensor:
         """Unit-length text features (n, D) of `embeddings` (n, L, width); `ids` (n, L) show where each text ends."""
+        ...
+
+
+class Familiarity(Protocol):
+    """What a text tower may offer as `familiarity`, if it knows few enough names that others deserve a warning."""
+
+    def unfamiliar(self, names: Sequence[str], features: Tensor) -> list[str]:
+        """Those class names that the tower may not know, given their text features (C, D)."""
         ...
 
 

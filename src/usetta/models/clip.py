@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear, normalize, scaled_dot_product_attention, silu
 
-from usetta.models.base import no_last_blocks
+from usetta.models.base import Familiarity, no_last_blocks
 from usetta.models.config import Activation, CLIPConfig, TextConfig, ViTConfig
 from usetta.models.parallel import map_chunks
 from usetta.models.resnet import ModifiedResNet
@@ -218,6 +218,8 @@ class TextTransformer(nn.Module):
     """CLIP's text tower as a `base.TextTower`: causal, read at the end-of-text token."""
 
     causal = True
+    familiarity: Familiarity | None = None
+    """Of the embedded model; CLIP itself was trained with far more text."""
 
     def __init__(self, config: CLIPConfig, text: TextConfig, tokenizer: CLIPTokenizer) -> None:
         super().__init__()

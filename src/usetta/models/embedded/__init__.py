@@ -27,6 +27,7 @@ from usetta.files import cache_dir, is_intact, write_sealed
 from usetta.models.base import ModelError
 from usetta.models.clip import CLIP
 from usetta.models.config import ARCHITECTURES, CLIPConfig, TextConfig
+from usetta.models.embedded.familiarity import Familiarity
 from usetta.models.layouts import to_own
 from usetta.models.package_files import PackageFile, fetch, pull_lock
 
@@ -75,6 +76,7 @@ def load(log: Callable[[str], object], *, offline: bool = False) -> CLIP:
         raise ModelError(f"{path} is damaged ({error}): remove it and run `usetta models pull embedded`") from None
     state |= to_own(read_text_state(), text_keys, "openai")
     model.load_state_dict(state, assign=True)
+    model.text_tower.familiarity = read_familiarity()
     return model.freeze()
 
 
@@ -145,6 +147,12 @@ def read_text_config() -> dict[str, Any]:
     """Sizes, logit scale and provenance of the text tower."""
     config: dict[str, Any] = json.loads((_FOLDER / "config.json").read_text(encoding="utf-8"))
     return config
+
+
+def read_familiarity() -> Familiarity:
+    """Which names the text tower was trained on, and the mean of their texts."""
+    stored = load_bytes((_FOLDER / "familiar.safetensors").read_bytes())
+    return Familiarity(stored["trained"].numpy().view(np.uint32), stored["mean"].float(), stored["least"].item())
 
 
 def read_text_state() -> dict[str, Tensor]:
