@@ -42,7 +42,7 @@ from torch.nn import functional as F
 
 from text_familiarity import familiarity_error, make_familiarity
 from usetta.models.clip import quick_gelu
-from usetta.models.embedded.familiarity import Familiarity
+from usetta.models.embedded.familiarity import TrainedNames
 from usetta.models.tokenizer import CLIPTokenizer, vocabulary
 
 WIDTH, LAYERS, HEADS, CONTEXT, EMBED_DIM, RANK, VOCABULARY = 320, 5, 5, 32, 512, 96, 49408
@@ -526,7 +526,7 @@ def strange_words(material: Material, merges: Path) -> list[str]:
 
 
 def report_familiarity(
-    familiarity: Familiarity, tower: Tower, material: Material, split: Split, prompts: Prompts, table: Table
+    familiarity: TrainedNames, tower: Tower, material: Material, split: Split, prompts: Prompts, table: Table
 ) -> None:
     """How well familiarity finds names that were held out and that the tower does not know.
 

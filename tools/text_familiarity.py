@@ -7,12 +7,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from usetta.models.embedded.familiarity import Familiarity, name_hashes
+from usetta.models.embedded.familiarity import TrainedNames, name_hashes
 
 FILE = "familiar.safetensors"
 
 
-def make_familiarity(trained: list[str], strange: Tensor, mean: Tensor, directory: Path) -> Familiarity:
+def make_familiarity(trained: list[str], strange: Tensor, mean: Tensor, directory: Path) -> TrainedNames:
     """Write hashes of the names that trained, sorted, so that the order says nothing, the mean text (D,) and the limit.
 
     `strange` (n, D) are the features of words that never trained, of which six in ten are nearer than the limit.
@@ -22,7 +22,7 @@ def make_familiarity(trained: list[str], strange: Tensor, mean: Tensor, director
     least = torch.quantile(1 - strange @ mean.float(), 0.6)
     tensors = {"trained": torch.from_numpy(hashes.view(np.int32)), "mean": mean, "least": least.reshape(1)}
     save_file(tensors, directory / FILE)
-    return Familiarity(hashes, mean.float(), least.item())
+    return TrainedNames(hashes, mean.float(), least.item())
 
 
 def familiarity_error(distances: Tensor, known: Tensor, least: float) -> dict[str, float]:

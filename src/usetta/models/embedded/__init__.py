@@ -27,7 +27,7 @@ from usetta.files import cache_dir, is_intact, write_sealed
 from usetta.models.base import ModelError
 from usetta.models.clip import CLIP
 from usetta.models.config import ARCHITECTURES, CLIPConfig, TextConfig
-from usetta.models.embedded.familiarity import Familiarity
+from usetta.models.embedded.familiarity import TrainedNames
 from usetta.models.layouts import to_own
 from usetta.models.package_files import PackageFile, fetch, pull_lock
 
@@ -149,10 +149,10 @@ def read_text_config() -> dict[str, Any]:
     return config
 
 
-def read_familiarity() -> Familiarity:
+def read_familiarity() -> TrainedNames:
     """Which names the text tower was trained on, and the mean of their texts."""
     stored = load_bytes((_FOLDER / "familiar.safetensors").read_bytes())
-    return Familiarity(stored["trained"].numpy().view(np.uint32), stored["mean"].float(), stored["least"].item())
+    return TrainedNames(stored["trained"].numpy().view(np.uint32), stored["mean"].float(), stored["least"].item())
 
 
 def read_text_state() -> dict[str, Tensor]:

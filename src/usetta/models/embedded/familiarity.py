@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
-class Familiarity:
+class TrainedNames:
     """See `base.Familiarity`."""
 
     def __init__(self, trained: NDArray[np.uint32], mean: Tensor, least: float) -> None:
