@@ -199,6 +199,7 @@ from a paired bootstrap over images, p from McNemar's exact test. *Won* are imag
 
 The rows behind these tables are in `results`; `make results` computes this page from them.
 
+{remarks}
 ![Gains over zero-shot on ImageNet, points with 95 % intervals](images/results.png)
 
 ## ImageNet
@@ -324,13 +325,20 @@ def readme_table(results: dict[str, MethodResults], said: dict[str, Any]) -> str
 def summary(results: dict[str, MethodResults], facts: dict[str, Any]) -> dict[str, Any]:
     """What `usetta demo` says of the measurement on many images."""
     methods: dict[str, Any] = {}
+    most = results["clip"].images
     for name, one in results.items():
+        if one.images < most:  # what is said is said of all images
+            continue
         methods[name] = {"accuracy": round(one.accuracy, 2)}
         if one.gain is not None:
             gain = {"gain": one.gain.estimate, "low": one.gain.low, "high": one.gain.high}
             methods[name] |= {key: round(value, 2) for key, value in gain.items()}
-    images, date = results["clip"].images, facts["made"]["started"][:10]
-    return {"images": images, "model": facts["run"]["model"]["name"], "date": date, "methods": methods}
+    return {
+        "images": most,
+        "model": facts["run"]["model"]["name"],
+        "date": facts["made"]["started"][:10],
+        "methods": methods,
+    }
 
 
 def write(root: Path) -> None:
@@ -341,7 +349,9 @@ def write(root: Path) -> None:
     drawn = {name: {"ImageNet": results[name].gain} for name in IN_FIGURE if name in results}
     plain = [name for name in results if "+" not in name and ":" not in name]
     combined = [name for name in results if name not in plain]
-    parts = [HEAD.format(images=results["clip"].images, **said), imagenet_table(results, plain), *holds(results)]
+    remarks = (ROWS / "remarks.md").read_text(encoding="utf-8")
+    head = HEAD.format(images=results["clip"].images, remarks=remarks, **said)
+    parts = [head, imagenet_table(results, plain), *holds(results)]
     if combined:
         parts += [COMBINED, imagenet_table(results, combined)]
     if (ROWS / "ensemble.parquet").exists():

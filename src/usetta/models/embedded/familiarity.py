@@ -1,7 +1,7 @@
 """Which class names the embedded model may not know.
 
-A name that the text tower was trained on is known; `familiar.safetensors` holds hashes of these names, from which none
-can be read out. Of any other name the text feature is looked at: where training taught the tower nothing about a name,
+A name that the text tower was trained on is known; `familiar.safetensors` holds hashes of these names, not the names
+themselves. Of any other name the text feature is looked at: where training taught the tower nothing about a name,
 its feature stays near the mean of all texts. That mean is in the same file, and how near is too near: as near as six in
 ten words that never trained. Training gave a name the same target in every template, so the distance hardly depends on
 the template. docs/notes/embedded.md says how often the warning is right. `tools/align_text.py` writes the file.
