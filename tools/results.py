@@ -185,7 +185,8 @@ HEAD = """# Results
 What the methods gain over zero-shot, measured with this library and the [embedded model](embedded.md). Its image
 encoder is CLIP's, its text encoder is not, so compare gains with the paper's, not accuracies. The 95 % intervals come
 from a paired bootstrap over images, p from McNemar's exact test. *Won* are images that only the method has right,
-*lost* those that only zero-shot has right. A gain is bold if its interval does not contain 0.
+*lost* those that only zero-shot has right. A gain is bold if its interval does not contain 0. Where a method was run on
+fewer images, the table says on how many, and the gain is over zero-shot on the same ones.
 
 | | |
 |---|---|
