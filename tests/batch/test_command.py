@@ -108,7 +108,7 @@ def test_an_evaluation_uses_the_engine_as_well(
     assert seen == [RayEngine("auto", None, 1.0, 0.0)]
 
 
-def test_who_stops_it_is_told_how_to_go_on(
+def test_a_run_that_is_stopped_says_how_to_resume(
     options: list[object], images: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, add, added = tmp_path / "out", Parts.add, list[PredictionRow]()
