@@ -76,6 +76,17 @@ def test_adaptive_views_and_rounded_features_are_options_and_facts(options: list
         assert {row.views for row in store.rows({"method": "clip"})} == {1}
 
 
+def test_a_family_decides_settings_and_augmix(options: list[object], tmp_path: Path) -> None:
+    settings = {}
+    for family in ("imagenet", "fine-grained"):
+        out = tmp_path / family
+        result = usetta(*options, "--out", out, "--methods", "clip,tps", "--family", family)
+        assert result.exit_code == 0, result.output
+        with Store(out, create=False) as store:
+            settings[family] = store.facts("recipe")[f"tps on {family}"]["lr"], store.facts("dataset")["zoo"]["augmix"]
+    assert settings == {"imagenet": (5e-3, False), "fine-grained": (1e-3, True)}
+
+
 def test_ctrl_c_leaves_what_was_computed(
     options: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -143,6 +143,7 @@ reproduce table-3 --context cat.png
 reproduce all
 reproduce all --data data --context cat.png --train-coop photos
 eval --data zoo --out run --protocol tta
+eval --data zoo --out run --family imagnet
 data check nowhere
 data check . --only petss
 data fetch petss .

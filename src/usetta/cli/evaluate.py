@@ -84,6 +84,13 @@ def evaluate(
         ),
     ] = None,
     limit: Limit = None,
+    family: Annotated[
+        str,
+        typer.Option(
+            help="Settings of methods, and AugMix, as the paper has them for 'imagenet', 'fine-grained' or 'other' "
+            "datasets. Default: by the name of the dataset."
+        ),
+    ] = "",
     protocol: Protocol = "lists",
     cache: Cache = None,
     half_features: Annotated[
@@ -126,6 +133,8 @@ def evaluate(
 
     with clear_errors():
         sets = [apply_protocol(dataset, protocol) for dataset in load_datasets(split(datasets), data)]
+        if family:
+            sets = [dataset.as_family(family) for dataset in sets]
         numbers, orders = read_seeds(seeds), read_seeds(order_seeds, "--order-seeds")
         others = load_datasets(split(ood), data) if split(ood) else []
         StreamOrder.parse(order)  # before a model is loaded

@@ -11,10 +11,12 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self, cast, get_args
+
+from usetta.registry import suggest
 
 Family = Literal["imagenet", "fine-grained", "other"]
 ImageReader = Callable[[str], str | bytes]
@@ -132,6 +134,12 @@ class Dataset:
     def augmix(self) -> bool:
         """Whether the paper's strong views of this dataset go through AugMix; elsewhere they are crops only."""
         return self.family == "fine-grained"
+
+    def as_family(self, family: str) -> Self:
+        """The same images, measured with the settings that the paper has for datasets of that family."""
+        if family not in get_args(Family):
+            raise ValueError(f"unknown family {family!r}; {suggest(family, get_args(Family))}")
+        return replace(self, family=cast(Family, family))
 
     @cached_property
     def fingerprint(self) -> str:
