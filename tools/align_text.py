@@ -4,14 +4,17 @@ CLIP's own text tower is in no package registry, so a compact one of the same ki
 byte-pair tokens, feature at the end-of-text token) is trained to speak ViT-B/16's joint space from cached features:
 
 * Targets. Real ViT-B/32 text features of 20 000 names, carried into B/16 space by a linear map (Procrustes plus ridge)
-  fitted on images that both image towers encoded and on the 80 COCO names that both text towers encoded.
+  fitted on images that both image towers encoded and on the 80 COCO names that both text towers encoded. The map is
+  then changed a little so that the mapped texts recognise labelled B/16 images (`refine_map`).
 * Losses. Cosine (raw and around the mean text, since all texts share a large common part) and in-batch contrast with
   the targets' own similarities as soft labels, so that near-synonyms are not pushed apart; cross-entropy of labelled
   image features against the texts of up to 192 classes of one set, half of them neighbours in the label order, which
-  for ImageNet are the hard ones. ImageNet's image features are B/32 ones, mapped like the texts.
+  for ImageNet are the hard ones. ImageNet's image features are B/32 ones, mapped like the texts, and so are trusted
+  less than those texts: the tower is better than either where it lies between what both ask for.
 * Words. A token starts from what the sentence encoder MiniLM says of its string, reduced to `RANK` numbers with a flag
   for the end of a word; training moves the tokens that occur by a difference that decays towards zero, so that the
   words it never sees stay comparable with those it does.
+* Weights. What is written is the moving average of the weights over some 200 steps.
 * Speed. All texts of a step share one template. The tower is causal, so the template's prefix is run once, and only
   the tokens behind it are run per name, packed without padding; the last block runs for the end token only. Blocks
   run in bfloat16, the last projection and the losses in float32.
@@ -39,6 +42,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from text_familiarity import familiarity_error, make_familiarity
 from usetta.models.clip import quick_gelu
@@ -47,7 +51,7 @@ from usetta.models.tokenizer import CLIPTokenizer, vocabulary
 
 WIDTH, LAYERS, HEADS, CONTEXT, EMBED_DIM, RANK, VOCABULARY = 320, 5, 5, 32, 512, 96, 49408
 NAMES_A_STEP, CLASSES_A_STEP, IMAGES_A_CLASS = 256, 192, 6
-LEARNING_RATE, WARM_UP = 1e-3, 100
+LEARNING_RATE, WARM_UP, AVERAGING = 1e-3, 100, 0.995
 DEFAULT = "a photo of a {}."
 TEMPLATES = (
     DEFAULT, "a {}.", "{}", "a photo of the {}.", "itap of a {}.", "art of the {}.", "a photo of the large {}.",
@@ -99,10 +103,47 @@ def fit_map(texts32: Tensor, texts16: Tensor, pairs: dict[str, Tensor]) -> Tenso
     B = torch.cat([weight * (b - b.mean(0)) for weight, _, b in sources])
     U, _, V = torch.linalg.svd(A.T @ B)
     rotation = U @ V
-    return rotation + torch.linalg.solve(A.T @ A + 3.0 * torch.eye(len(A.T)), A.T @ (B - A @ rotation))
+    return rotation + torch.linalg.solve(A.T @ A + 30.0 * torch.eye(len(A.T)), A.T @ (B - A @ rotation))
 
 
-def load_material(directory: Path, imagenet_manifest: Path, generator: torch.Generator) -> Material:
+def refine_map(
+    linear: Tensor, mean: Tensor, texts: dict[str, Tensor], sets: list[ImageSet], generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Change the map (512, 512) and the mean text (512,) so that mapped texts recognise labelled B/16 images.
+
+    `texts` are centred B/32 features by name. Few of them are classes of a set, so changes of all texts are penalised:
+    without the penalty, classes that are not among the sets are recognised worse than before.
+    """
+    change, shift = torch.zeros_like(linear, requires_grad=True), torch.zeros_like(mean, requires_grad=True)
+    optimizer = torch.optim.Adam([change, shift], lr=1e-4)
+    everything = torch.stack(list(texts.values()))
+    problems = []
+    for images in sets:
+        known = [i for i in sorted(set(images.labels.tolist())) if images.names[i] in texts]
+        rows = (torch.isin(images.labels, torch.tensor(known)) & ~images.test).nonzero()[:, 0]
+        answers = torch.searchsorted(torch.tensor(known), images.labels[rows])
+        problems.append((images.features[rows], answers, torch.stack([texts[images.names[i]] for i in known])))
+    for _ in range(80):
+        loss = 30 * ((_some(everything, generator)[0] @ change) ** 2).sum(1).mean() + (shift**2).sum()
+        for features, answers, classes in problems:
+            x, y = _some(features, generator, answers)
+            mapped = F.normalize(classes @ (linear + change) + mean + shift, dim=1)
+            loss = loss + F.cross_entropy(60 * x @ mapped.T, y) / len(problems)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return (linear + change).detach(), (mean + shift).detach()
+
+
+def _some(rows: Tensor, generator: torch.Generator, *others: Tensor) -> list[Tensor]:
+    """500 of the rows, drawn with replacement, and the same of other tensors."""
+    chosen = torch.randint(len(rows), (500,), generator=generator)
+    return [tensor[chosen] for tensor in (rows, *others)]
+
+
+def load_material(
+    directory: Path, imagenet_manifest: Path, hold_out: list[str], generator: torch.Generator
+) -> Material:
     """Read the features, map what is B/32 to B/16, and choose the images that never train."""
 
     def read(name: str) -> dict[str, Tensor]:
@@ -111,31 +152,36 @@ def load_material(directory: Path, imagenet_manifest: Path, generator: torch.Gen
 
     names, label_names = (json.loads((directory / f).read_text()) for f in ("names.json", "labelled_names.json"))
     texts32, texts16, pairs, labelled = read("text_b32"), read("text_b16")["coco"], read("pairs"), read("labelled_b16")
-    linear = fit_map(texts32["coco"], texts16, pairs)
     images32, images16 = (torch.cat([pairs[f"{s}_{t}"] for s in ("caltech", "pets")]) for t in ("b32", "b16"))
-
-    def carry(rows: Tensor, mean32: Tensor, mean16: Tensor) -> Tensor:
-        return F.normalize((rows - mean32) @ linear + mean16, dim=1)
-
-    targets: dict[str, Tensor] = {}
-    bank = set(names["bank"]) | set(names["coco"])
-    for source in ("vg", "bank"):
-        for name, row in zip(
-            names[source], carry(texts32[source], texts32["coco"].mean(0), texts16.mean(0)), strict=True
-        ):
-            if name in bank or re.fullmatch(r"[a-z]+(?:['-][a-z]+)*", name):  # leaves out "cord/shoes" and the like
-                targets[name] = F.normalize(targets[name] + row, dim=0) if name in targets else row
-    targets |= dict(zip(names["coco"], texts16, strict=True))
-
     sets = {}
     for key, by_label in label_names.items():
         class_names = [by_label[str(i)].replace("_", " ").lower() for i in range(len(by_label))]
         sets[key] = _image_set(class_names, labelled[f"{key}_features"], labelled[f"{key}_labels"].long(), generator)
+
+    bank = set(names["bank"]) | set(names["coco"])
+    mean_text = texts32["coco"].mean(0)
+    centred: dict[str, list[Tensor]] = {}
+    for source in ("vg", "bank"):
+        for name, row in zip(names[source], texts32[source] - mean_text, strict=True):
+            if name in bank or re.fullmatch(r"[a-z]+(?:['-][a-z]+)*", name):  # leaves out "cord/shoes" and the like
+                centred.setdefault(name, []).append(row)
+    by_name = {name: torch.stack(rows).mean(0) for name, rows in centred.items()}
+    refining = [
+        images for key, images in sets.items() if key in ("caltech", "pets", "flowers", "dtd") and key not in hold_out
+    ]
+    linear, mean16 = refine_map(fit_map(texts32["coco"], texts16, pairs), texts16.mean(0), by_name, refining, generator)
+    targets = {
+        name: F.normalize(F.normalize(torch.stack(rows) @ linear + mean16, dim=1).sum(0), dim=0)
+        for name, rows in centred.items()
+    }
+    targets |= dict(zip(names["coco"], texts16, strict=True))
+
     shots = read("imagenet_b32")
     rows = torch.cat([shots["one_shot"], shots["two_shot"], shots["four_shot"]])
     labels = torch.cat([torch.arange(1000).repeat_interleave(n) for n in (1, 2, 4)])
     class_names = [item[2].replace("_", " ").lower() for item in json.loads(imagenet_manifest.read_text())["items"]]
-    sets["imagenet"] = _image_set(class_names, carry(rows, images32.mean(0), images16.mean(0)), labels)
+    mapped = F.normalize((rows - images32.mean(0)) @ linear + images16.mean(0), dim=1)
+    sets["imagenet"] = _image_set(class_names, mapped, labels)
     for name in class_names:  # the bank spells without hyphens
         if name not in targets and name.replace("-", " ") in targets:
             targets[name] = targets[name.replace("-", " ")]
@@ -333,7 +379,7 @@ def split_material(material: Material, hold_out: list[str], rng: random.Random) 
 
 
 def train(material: Material, split: Split, prompts: Prompts, codes: Tensor, steps: int, rng: random.Random) -> Tower:
-    """Run `steps` steps of AdamW and return the tower."""
+    """Run `steps` steps of AdamW and return the moving average of the tower's weights."""
     texts = [*split.bank, *split.words]
     texts += [material.sets[key].names[i] for key, labels in split.labels.items() for i in labels]
     met = {token for name in texts for token in prompts.suffix(DEFAULT, name)}
@@ -346,6 +392,7 @@ def train(material: Material, split: Split, prompts: Prompts, codes: Tensor, ste
     others = [p for name, p in named if p.ndim == 1 or name == "positional_embedding"]
     groups = [(matrices, 0.05), (others, 0.0), ([tower.difference], 0.1)]
     optimizer = torch.optim.AdamW([{"params": p, "weight_decay": d} for p, d in groups], betas=(0.9, 0.98))
+    averaged = AveragedModel(tower, multi_avg_fn=get_ema_multi_avg_fn(AVERAGING))
     rows_by_label = {
         key: {i: ((material.sets[key].labels == i) & ~material.sets[key].test).nonzero()[:, 0] for i in labels}
         for key, labels in split.labels.items()
@@ -372,25 +419,29 @@ def train(material: Material, split: Split, prompts: Prompts, codes: Tensor, ste
         cosine = 1 - F.cosine_similarity(words - mean, target - mean).mean() + 2 * (1 - (words * target).sum(1).mean())
         cosine = cosine + 0.5 * (1 - (class_texts * anchor).sum(1).mean())
         if known:
-            cosine = cosine + 0.5 * (1 - F.cosine_similarity(class_texts[known] - mean, anchor[known] - mean).mean())
+            pull = 2.0 if key == "imagenet" else 0.5
+            cosine = cosine + pull * (1 - F.cosine_similarity(class_texts[known] - mean, anchor[known] - mean).mean())
         alike, soft = 60 * words @ target.T, F.softmax(60 * target @ target.T, 1)
         contrast = sum(F.kl_div(F.log_softmax(s, 1), soft, reduction="batchmean") for s in (alike, alike.T)) / 2
         rows = [_choose_rows(rows_by_label[key][i]) for i in labels]
         x = images.features[torch.cat(rows)]
-        x = F.normalize(x + 0.5 * EMBED_DIM**-0.5 * torch.randn_like(x), dim=1)  # noise against learning few by heart
+        noise = 1.0 if key == "imagenet" else 0.5
+        x = F.normalize(x + noise * EMBED_DIM**-0.5 * torch.randn_like(x), dim=1)  # against learning few by heart
         y = torch.arange(len(labels)).repeat_interleave(torch.tensor([len(r) for r in rows]))
         recognition = F.cross_entropy(100 * x @ class_texts.T, y)
 
         optimizer.zero_grad()
-        (cosine + contrast + 0.5 * recognition).backward()
+        (cosine + contrast + (0.1 if key == "imagenet" else 0.5) * recognition).backward()
         nn.utils.clip_grad_norm_(tower.parameters(), 1.0)
         optimizer.step()
+        averaged.update_parameters(tower)
         for name, value in zip(running, (cosine, contrast, recognition), strict=True):
             running[name] += (value.item() - running[name]) / min(step + 1, 50)
         if (step + 1) % 50 == 0:
             losses = "  ".join(f"{name} {value:.3f}" for name, value in running.items())
             print(f"step {step + 1:5d}/{steps}  {time.monotonic() - started:5.0f} s  {losses}", flush=True)
-    return tower
+    assert isinstance(averaged.module, Tower)
+    return averaged.module
 
 
 def _choose_classes(labels: list[int], rng: random.Random) -> list[int]:
@@ -583,13 +634,13 @@ def main() -> None:
 
     torch.set_num_threads(options.threads)
     generator, rng = torch.Generator().manual_seed(options.seed), random.Random(options.seed)  # noqa: S311
-    material = load_material(options.material, options.imagenet_manifest, generator)
+    material = load_material(options.material, options.imagenet_manifest, options.hold_out, generator)
     split = split_material(material, options.hold_out, rng)
     prompts = Prompts(CLIPTokenizer.from_merges(options.merges))
     if options.codes and options.codes.exists():
         codes = load_file(options.codes)["codes"]
     else:
-        codes = lexical_codes(options.merges, options.minilm, generator)
+        codes = lexical_codes(options.merges, options.minilm, torch.Generator().manual_seed(options.seed))
         if options.codes:
             save_file({"codes": codes}, options.codes)
     print(f"{len(split.bank)} names of things, {len(split.words)} words, {len(split.held_names)} held out", flush=True)

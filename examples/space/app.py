@@ -33,7 +33,7 @@ demo = gr.Interface(
     classify,
     inputs=[
         gr.Image(type="pil", label="Image"),
-        gr.Textbox("tabby cat\ntiger cat\nEgyptian cat\nred fox", lines=4, label="Classes, one per line"),
+        gr.Textbox("tabby cat\ntiger cat\nEgyptian cat\nkitten", lines=4, label="Classes, one per line"),
         gr.CheckboxGroup(methods.names(), value=["clip", "se", "use"], label="Methods"),
     ],
     outputs=[

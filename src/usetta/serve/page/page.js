@@ -6,7 +6,7 @@ import { draw } from './figure.js';
 const MAIN = ['clip', 'se', 'use'];
 const VIEWS = ['adaptive', '8', '16', '32', '64'];
 const EXAMPLES = {
-  cat: ['tabby cat', 'tiger cat', 'Egyptian cat', 'red fox'],
+  cat: ['tabby cat', 'tiger cat', 'Egyptian cat', 'kitten'],
   coffee: ['espresso', 'cup of tea', 'hot chocolate', 'soup bowl'],
   rocket: ['rocket', 'missile', 'space shuttle', 'crane'],
 };
