@@ -231,7 +231,8 @@ SE changes an answer mostly where zero-shot is not confident:
 
 ENSEMBLE = """## ImageNet with an ensemble of {count} templates
 
-The class features are means over the paper's {count} templates.
+The class features are means over the paper's {count} templates. With them the paper has only means over ImageNet and
+its four relatives, so there are no gains to compare with.
 """
 
 
